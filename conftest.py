@@ -1,0 +1,44 @@
+"""What every test and doctest runs under: eight CPU devices and strict dtypes.
+
+It lies at the root, not in `tests`, so that the doctests of the package see it too.
+"""
+
+import os
+
+import jax
+import pytest
+from hypothesis import settings
+
+# One real CPU shows eight devices. The flag is read when the backend starts, which is
+# after this file; a caller who already set it keeps their own number. It goes into the
+# environment, and the platform with it, so that programs started by tests agree.
+_FLAG = "--xla_force_host_platform_device_count"
+if _FLAG not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}=8".strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
+
+# People who train with either setting must be able to use the package.
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# A first call compiles, which no deadline allows for; on a build machine the examples
+# are the same each time, so that a red run can be repeated.
+settings.register_profile("local", deadline=None, max_examples=50)
+settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(scope="session")
+def mesh8() -> jax.sharding.Mesh:
+    """A mesh of eight devices along the axis `data`, of the Auto axis type."""
+    if jax.device_count() < 8:
+        # On a CPU a skip would hide that someone asked for fewer.
+        assert jax.default_backend() != "cpu", "XLA_FLAGS asks for fewer than 8 devices"
+        pytest.skip(f"needs 8 devices, has {jax.device_count()}")
+    return jax.make_mesh(
+        (8,),
+        ("data",),
+        axis_types=(jax.sharding.AxisType.Auto,),
+        devices=jax.devices()[:8],
+    )

@@ -1,0 +1,48 @@
+"""Devices: a CPU that shows several, and the mesh a configuration asks for."""
+
+import os
+
+import jax
+from jax.sharding import Mesh
+
+from sfpo_jax import make_mesh
+from sfpo_jax.training import Data, Parallel, check_batch
+
+
+def show_cpu_devices(count: int) -> None:
+    """Makes the CPU show `count` devices; call it before anything touches a device.
+
+    A number asked for in `XLA_FLAGS`, or found by an earlier use of JAX, stays.
+    """
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        # The back end has started: its devices are the ones there are.
+        return
+
+
+def make_run_mesh(parallel: Parallel, data: Data) -> Mesh:
+    """The mesh of `parallel.mesh` over all devices.
+
+    Raises:
+      ValueError: sizes that do not fit the devices, or a batch that does not divide
+        over them.
+    """
+    sizes = parallel.mesh
+    try:
+        mesh = make_mesh(node=sizes.node, data=sizes.data, op=sizes.op)
+    except ValueError as error:
+        raise ValueError(f"`parallel.mesh`: {error}") from None
+    check_batch(data, parallel, mesh.shape["node"] * mesh.shape["data"])
+    return mesh
+
+
+def compressed_axis(mesh: Mesh) -> str:
+    """The axis whose links are slow enough to compress for.
+
+    With several nodes that is the one between them, and inside a node the mean is exact
+    and dense; on a single node it is the data axis.
+    """
+    return "node" if mesh.shape["node"] > 1 else "data"

@@ -1,0 +1,13 @@
+"""sfpo_jax: models that do not fit, and networks too slow for their gradients."""
+
+from sfpo_jax import compression as compression
+from sfpo_jax.parallel import make_mesh as make_mesh
+from sfpo_jax.parallel import make_train_step as make_train_step
+from sfpo_jax.schedules import cosine_sparsity as cosine_sparsity
+from sfpo_jax.transforms import clip_by_global_norm as clip_by_global_norm
+from sfpo_jax.transforms import compressed_mean as compressed_mean
+from sfpo_jax.transforms import onebit_adam as onebit_adam
+from sfpo_jax.transforms import scale_by_onebit_adam as scale_by_onebit_adam
+from sfpo_jax.transforms import sfpo as sfpo
+from sfpo_jax.transforms import sparsify as sparsify
+from sfpo_jax.transforms import state_specs as state_specs

@@ -1,0 +1,74 @@
+"""The command line: `python -m sfpo_jax COMMAND`."""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn
+
+from sfpo_jax import _doctor
+
+PROGRAM = "python -m sfpo_jax"
+
+
+class Command(NamedTuple):
+    """What a command does, in one line and in code."""
+
+    summary: str
+    run: Callable[[], int]  # returns the exit status
+
+
+COMMANDS = {
+    "doctor": Command(
+        "what is installed, on which devices it runs, and what to do about the rest",
+        _doctor.run,
+    ),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        # One line: the usage that argparse prints first hides what is wrong.
+        self.exit(2, f"{self.prog}: {message} (see {PROGRAM} --help)\n")
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog=PROGRAM, description="Sparse, one-bit training in JAX.")
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND", parser_class=_Parser
+    )
+    for name, command in COMMANDS.items():
+        sub = commands.add_parser(
+            name, help=command.summary, description=f"Tells {command.summary}."
+        )
+        sub.set_defaults(run=command.run)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one command.
+
+    Args:
+      argv: the arguments after the program's name.
+
+    Returns:
+      The exit status: 0 when all is well, 1 when the command found something wrong.
+
+    Raises:
+      SystemExit: with status 2 for an unknown command or option, 0 after `--help`.
+    """
+    parser = _build_parser()
+    if not argv:
+        parser.print_help()
+        return 0
+    name = argv[0]
+    if not name.startswith("-") and name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        remedy = f"did you mean '{near[0]}'?" if near else f"use {', '.join(COMMANDS)}"
+        parser.error(f"unknown command '{name}': {remedy}")
+    run: Callable[[], int] = parser.parse_args(argv).run
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

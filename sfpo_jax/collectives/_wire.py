@@ -1,0 +1,217 @@
+"""Bytes on the wire, counted in a compiled program.
+
+What a program sends is read from its optimised HLO, not computed from what it was meant
+to send. One device sends (N - 1) / N of the full tensor for an all-to-all, all-gather
+or reduce-scatter over N ranks, twice that for an all-reduce, and all of it for a
+permute. A collective in a loop counts as often as the loop is known to run; the
+branches of a conditional are told apart by the scope names in their operations.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*)$")
+_OPCODE = re.compile(r"(?:^|[\s})])([a-z][a-z0-9\-]*)\(")
+_ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([\d,]*)\]")
+_CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_TWO_BRANCHES = re.compile(r"(?:true|false)_computation=%?([\w.\-]+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_SCOPE = re.compile(r'op_name="([^"]*)"')
+_EXPLICIT_GROUP = re.compile(r"replica_groups=\{\{([\d,]+)\}")
+_IOTA_GROUPS = re.compile(
+    r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"
+)
+_PAIRS = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
+
+_ALL_REDUCE = ("all-reduce", "all-reduce-start")
+_GATHERS = ("all-gather", "all-gather-start", "reduce-scatter", "reduce-scatter-start")
+_EXCHANGES = ("all-to-all", "all-to-all-start", "ragged-all-to-all")
+_PERMUTES = ("collective-permute", "collective-permute-start")
+_BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "f8e4m3fn": 8, "f8e5m2": 8}
+
+
+class Transfer(NamedTuple):
+    """One collective of a program.
+
+    Attributes:
+      opcode: its name in HLO.
+      axis: the mesh axis it runs over, several joined by a comma.
+      dtypes: element types of what is sent.
+      sent: bytes one device sends, each time it runs.
+      times: how often it runs in the program.
+      scope: the path of names it was traced under.
+    """
+
+    opcode: str
+    axis: str
+    dtypes: tuple[str, ...]
+    sent: float
+    times: int
+    scope: str
+
+
+def transfers(
+    hlo: str, mesh_shape: Mapping[str, int], phase: str | None, phases: Sequence[str]
+) -> list[Transfer]:
+    """The collectives that one run of a compiled program executes.
+
+    Args:
+      hlo: the optimised program, `compiled.as_text()`.
+      mesh_shape: axis names and sizes of the mesh it was compiled for.
+      phase: the scope name whose branches run where a conditional has branches of
+        `phases`; of other conditionals the branch that sends most is taken. None
+        takes that everywhere.
+      phases: all scope names that mark branches.
+    """
+    program = _parse(hlo)
+    return _walk(program, program["ENTRY"], 1, mesh_shape, phase, phases)
+
+
+def wire_bytes(moved: Sequence[Transfer]) -> dict[str, int]:
+    """Bytes one device sends per mesh axis, over all transfers."""
+    total: Counter[str] = Counter()
+    for transfer in moved:
+        total[transfer.axis] += round(transfer.sent * transfer.times)
+    return dict(total)
+
+
+def _parse(hlo: str) -> dict[str, list[str]]:
+    """Computation name -> instructions; the entry stands under "ENTRY" too."""
+    program: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in hlo.splitlines():
+        if found := _COMPUTATION.match(line):
+            lines = program.setdefault(found[1], [])
+            if line.startswith("ENTRY"):
+                program["ENTRY"] = lines
+        elif found := _INSTRUCTION.match(line):
+            lines.append(found[1])
+    if "ENTRY" not in program:
+        raise ValueError("`hlo` has no ENTRY computation: pass compiled.as_text().")
+    return program
+
+
+def _walk(
+    program: Mapping[str, list[str]],
+    body: Sequence[str],
+    times: int,
+    mesh_shape: Mapping[str, int],
+    phase: str | None,
+    phases: Sequence[str],
+) -> list[Transfer]:
+    moved: list[Transfer] = []
+
+    def descend(name: str, count: int) -> list[Transfer]:
+        return _walk(program, program[name], count, mesh_shape, phase, phases)
+
+    for line in body:
+        opcode_at = _OPCODE.search(line)
+        opcode = opcode_at[1] if opcode_at else ""
+        if opcode in (*_ALL_REDUCE, *_GATHERS, *_EXCHANGES, *_PERMUTES):
+            assert opcode_at is not None
+            shape, rest = line[: opcode_at.start(1)], line[opcode_at.end() :]
+            moved += _transfer(opcode, shape, rest, times, mesh_shape)
+        elif opcode == "conditional":
+            branches = [descend(name, times) for name in _branches(line)]
+            tags = [_phase_of(program, name, phases) for name in _branches(line)]
+            if phase is not None and any(tags):
+                branches = [
+                    b for b, tag in zip(branches, tags, strict=True) if tag == phase
+                ]
+            moved += max(branches, key=_sent, default=[])
+        elif opcode == "while":
+            trips = _TRIPS.search(line)
+            for name in _CALLED.findall(line):
+                moved += descend(name, times * (int(trips[1]) if trips else 1))
+        elif opcode in ("call", "fusion", "async-start"):
+            for name in _CALLED.findall(line):
+                moved += descend(name, times)
+    return moved
+
+
+def _sent(moved: Sequence[Transfer]) -> float:
+    return sum(t.sent * t.times for t in moved)
+
+
+def _branches(line: str) -> list[str]:
+    if found := _BRANCHES.search(line):
+        return [name.strip().lstrip("%") for name in found[1].split(",")]
+    return _TWO_BRANCHES.findall(line)
+
+
+def _phase_of(
+    program: Mapping[str, list[str]], name: str, phases: Sequence[str]
+) -> str | None:
+    """The phase whose scope name an operation of this computation carries."""
+    for line in program[name]:
+        scope = _SCOPE.search(line)
+        parts = scope[1].split("/") if scope else []
+        for phase in phases:
+            if phase in parts:
+                return phase
+    return None
+
+
+def _transfer(
+    opcode: str, shape: str, rest: str, times: int, mesh_shape: Mapping[str, int]
+) -> list[Transfer]:
+    axis, ranks = _axis_of(rest, mesh_shape)
+    if ranks == 1:
+        return []
+    arrays = _ARRAY.findall(shape)
+    total = sum(_bytes(dtype, dims) for dtype, dims in arrays)
+    is_start = opcode.endswith("-start")
+    share = (ranks - 1) / ranks
+    if opcode in _ALL_REDUCE:
+        sent = 2 * share * total
+    elif opcode in _EXCHANGES:
+        # The start of an asynchronous one lists operands and results.
+        sent = share * (total / 2 if is_start else total)
+    elif opcode in _PERMUTES:
+        # Its start lists the operand, the result and two context words.
+        sent = float(_bytes(*arrays[0]))
+    else:
+        full = total if opcode == "all-gather" else total * ranks
+        if is_start:
+            full = total * ranks / (ranks + 1)
+        sent = share * full
+    scope = _SCOPE.search(rest)
+    dtypes = tuple(sorted({dtype for dtype, _ in arrays}))
+    return [Transfer(opcode, axis, dtypes, sent, times, scope[1] if scope else "")]
+
+
+def _bytes(dtype: str, dims: str) -> int:
+    count = math.prod(int(d) for d in dims.split(",") if d)
+    bits = _BITS.get(dtype) or int(re.sub(r"\D", "", dtype) or 0)
+    return -(-count * bits // 8)
+
+
+def _axis_of(rest: str, mesh_shape: Mapping[str, int]) -> tuple[str, int]:
+    """The axes along which the first group of a collective spreads, and its size."""
+    sizes = tuple(mesh_shape.values())
+    if found := _EXPLICIT_GROUP.search(rest):
+        group = _numbers(found[1])
+    elif found := _IOTA_GROUPS.search(rest):
+        ids = np.arange(math.prod(sizes)).reshape(_numbers(found[2]))
+        if found[3]:
+            ids = ids.transpose(_numbers(found[3]))
+        group = list(ids.reshape(_numbers(found[1]))[0])
+    elif found := _PAIRS.search(rest):
+        group = [int(found[1]), int(found[2])]
+    else:
+        group = list(range(math.prod(sizes)))
+    places = np.stack(np.unravel_index(group, sizes), axis=1)
+    spread = (places != places[:1]).any(axis=0)
+    names = [name for name, is_in in zip(mesh_shape, spread, strict=True) if is_in]
+    return ",".join(names), len(group)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(n) for n in text.split(",")]

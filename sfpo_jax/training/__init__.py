@@ -1,0 +1,30 @@
+"""Training runs from strict, typed configuration files.
+
+Needs the extra `experiments` (PyYAML and tyro): `import sfpo_jax` does not bring this
+package.
+"""
+
+from sfpo_jax.training._build import ConfigError as ConfigError
+from sfpo_jax.training._build import build as build
+from sfpo_jax.training._build import dotted_keys as dotted_keys
+from sfpo_jax.training._command_line import exit_on_config_error as exit_on_config_error
+from sfpo_jax.training._command_line import load_config as load_config
+from sfpo_jax.training._optimizer import make_dense_optimizer as make_dense_optimizer
+from sfpo_jax.training._optimizer import make_learning_rate as make_learning_rate
+from sfpo_jax.training._optimizer import make_optimizer as make_optimizer
+from sfpo_jax.training._optimizer import sparsity_at as sparsity_at
+from sfpo_jax.training._optimizer import warmup_steps as warmup_steps
+from sfpo_jax.training._sections import Communication as Communication
+from sfpo_jax.training._sections import Compression as Compression
+from sfpo_jax.training._sections import Data as Data
+from sfpo_jax.training._sections import Memory as Memory
+from sfpo_jax.training._sections import Mesh as Mesh
+from sfpo_jax.training._sections import Optimizer as Optimizer
+from sfpo_jax.training._sections import Parallel as Parallel
+from sfpo_jax.training._sections import Sparsity as Sparsity
+from sfpo_jax.training._sections import Time as Time
+from sfpo_jax.training._sections import Train as Train
+from sfpo_jax.training._sections import check_batch as check_batch
+from sfpo_jax.training._yaml import parse_yaml as parse_yaml
+from sfpo_jax.training._yaml import read_yaml as read_yaml
+from sfpo_jax.training._yaml import write_yaml as write_yaml

@@ -1,0 +1,206 @@
+"""Dataclasses from plain mappings, strictly: what is not known is refused by name.
+
+A misspelt key that falls back to its default is found after the run, if ever; here it
+stops the start, with the nearest known name.
+"""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar, Union
+
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used: one line with key, value and remedy."""
+
+
+class QuantityMark:
+    """Marks text that holds a number with a unit; its section reads and checks it."""
+
+
+Quantity = Annotated[str, QuantityMark()]
+"""A size such as "256MB". A bare number gets as far as the section, which says why."""
+
+
+def build(cls: type[T], values: Mapping[str, Any], *, base: T | None = None) -> T:
+    """Makes a dataclass of dataclasses from nested mappings.
+
+    Args:
+      cls: a dataclass whose fields are numbers, bools, text, `Literal`s, unions of
+        these, or dataclasses of the same kind.
+      values: the values by name; what is absent keeps its value in `base`.
+      base: None = the defaults of `cls`.
+
+    Raises:
+      ConfigError: an unknown key, a value of another type, or a value that a section
+        refuses; the message is one line and names the dotted key.
+
+    Example:
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class Sparsity:
+      ...     base: float = 0.7
+      >>> build(Sparsity, {"base": 1})
+      Sparsity(base=1.0)
+      >>> build(Sparsity, {"bse": 1})
+      Traceback (most recent call last):
+      ...
+      sfpo_jax.training._build.ConfigError: unknown key `bse` (value 1): did you mean
+      `base`?
+    """
+    return _build(cls, values, base, "", dotted_keys(cls))
+
+
+def dotted_keys(cls: type, prefix: str = "") -> list[str]:
+    """Names of all leaves of a dataclass of dataclasses, in order.
+
+    Example:
+      >>> @dataclasses.dataclass
+      ... class Inner:
+      ...     a: int = 1
+      >>> @dataclasses.dataclass
+      ... class Outer:
+      ...     inner: Inner
+      >>> dotted_keys(Outer)
+      ['inner.a']
+    """
+    keys = []
+    for name, hint in _hints(cls).items():
+        if dataclasses.is_dataclass(hint):
+            keys += dotted_keys(typing.cast(type, hint), f"{prefix}{name}.")
+        else:
+            keys.append(prefix + name)
+    return keys
+
+
+def leaf(config: Any, key: str) -> tuple[Any, Any]:
+    """The annotation and the value of the leaf that a dotted key names."""
+    *sections, name = key.split(".")
+    for section in sections:
+        config = getattr(config, section)
+    return _hints(type(config))[name], getattr(config, name)
+
+
+def unknown_key(key: str, value: Any, known: list[str]) -> ConfigError:
+    """The error for a key nobody reads, with the nearest of the `known` dotted keys."""
+    # The right name in the wrong section shares few letters as a whole.
+    name = key.rpartition(".")[2]
+    near = [k for k in known if k.rpartition(".")[2] == name]
+    near += difflib.get_close_matches(key, known, n=1)
+    if not near:
+        leaves = {k.rpartition(".")[2]: k for k in known}
+        near = [leaves[k] for k in difflib.get_close_matches(name, leaves, n=1)]
+    siblings = [k for k in known if k.rpartition(".")[0] == key.rpartition(".")[0]]
+    choices = ", ".join(siblings) or ", ".join(dict.fromkeys(_sections(known)))
+    remedy = f"did you mean `{near[0]}`?" if near else f"known here: {choices}"
+    return ConfigError(f"unknown key `{key}` (value {value!r}): {remedy}")
+
+
+def _sections(keys: list[str]) -> list[str]:
+    return [key.partition(".")[0] for key in keys]
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+
+
+def _build(
+    cls: type[T], values: Any, base: T | None, prefix: str, known: list[str]
+) -> T:
+    section = prefix.rstrip(".")
+    if not isinstance(values, Mapping):
+        what = f"`{section}`" if section else "the configuration"
+        inside = [k.removeprefix(prefix) for k in known if k.startswith(prefix)]
+        raise ConfigError(
+            f"{what} must be a section of keys, got {values!r}: "
+            f"it holds {', '.join(inside)}"
+        )
+    hints = _hints(cls)
+    for name, value in values.items():
+        if name not in hints:
+            raise unknown_key(f"{prefix}{name}", value, known)
+    kwargs = {}
+    for name, hint in hints.items():
+        old = getattr(base, name, None)
+        if name not in values:
+            if base is not None:
+                kwargs[name] = old
+        elif dataclasses.is_dataclass(hint):
+            kwargs[name] = _build(
+                typing.cast(Any, hint), values[name], old, f"{prefix}{name}.", known
+            )
+        else:
+            kwargs[name] = check_type(f"{prefix}{name}", values[name], hint, old)
+    try:
+        return cls(**kwargs)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def check_type(key: str, value: Any, hint: Any, example: Any = None) -> Any:
+    """`value` as the type `hint`, an int where a float is asked for becoming one.
+
+    Args:
+      key: the dotted key, for the message.
+      value: what was given.
+      hint: the annotation of the key.
+      example: a value that would do, for the message.
+
+    Raises:
+      ConfigError: any other type, or none of the literals.
+    """
+    for option in _options(hint):
+        if option is float and type(value) is int:
+            return float(value)
+        if typing.get_origin(option) is Literal:
+            choices = typing.get_args(option)
+            if any(value == c and type(value) is type(c) for c in choices):
+                return value
+        elif typing.get_origin(option) is Annotated:
+            # The section's own message explains the missing unit.
+            if type(value) in (str, int, float):
+                return value
+        elif type(value) is option:
+            return value
+    message = f"`{key}` must be {_describe(hint)}, got {value!r}"
+    choices = [c for o in _options(hint) for c in getattr(o, "__args__", ())]
+    near = difflib.get_close_matches(str(value), map(str, choices), n=1)
+    if near:
+        message += f": did you mean '{near[0]}'?"
+    elif example is not None:
+        message += f": write for example {_plain(example)}"
+    raise ConfigError(message)
+
+
+def _plain(value: Any) -> str:
+    """A value as YAML and the command line write it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        return tuple(o for arg in hint.__args__ for o in _options(arg))
+    return (hint,)
+
+
+def _describe(hint: Any) -> str:
+    names = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+    }
+    words = []
+    for option in _options(hint):
+        if typing.get_origin(option) is Literal:
+            choices = [str(c) for c in option.__args__]
+            words.append(
+                f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
+            )
+        else:
+            words.append(names.get(option, "text with a unit"))
+    return " or ".join(words)

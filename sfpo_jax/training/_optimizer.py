@@ -1,0 +1,234 @@
+"""From sections of the configuration to an Optax optimizer."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+
+from sfpo_jax import compression
+from sfpo_jax.collectives import AxisName
+from sfpo_jax.schedules import cosine_sparsity
+from sfpo_jax.training._sections import Communication, Memory, Optimizer, Sparsity
+from sfpo_jax.transforms import (
+    clip_by_global_norm,
+    compressed_mean,
+    onebit_adam,
+    sfpo,
+    sparsify,
+)
+
+ONE_BIT = ("1bit_adam", "sparse_1bit")
+
+
+def make_learning_rate(optimizer: Optimizer, steps: int) -> optax.Schedule:
+    """The step size over a run of `steps`: linear rise, then the named fall.
+
+    Example:
+      >>> rate = make_learning_rate(Optimizer(learning_rate=1.0, warmup=0.1), 100)
+      >>> [round(float(rate(t)), 3) for t in (0, 9, 10, 55, 100)]
+      [0.1, 1.0, 1.0, 0.5, 0.0]
+    """
+    peak, rise = optimizer.learning_rate, round(optimizer.warmup * steps)
+    fall = max(1, steps - rise)
+    after = {
+        "cosine": optax.cosine_decay_schedule(peak, fall),
+        "linear": optax.linear_schedule(peak, 0.0, fall),
+        "constant": optax.constant_schedule(peak),
+    }[optimizer.schedule]
+    if rise == 0:
+        return after
+    # Step 0 already moves: a first step of size 0 would be a step lost.
+    before = optax.linear_schedule(peak / rise, peak, max(1, rise - 1))
+    return optax.join_schedules([before, after], [rise])
+
+
+def warmup_steps(communication: Communication, steps: int) -> int | str:
+    """Dense steps before the freeze, at least 1, or "auto"."""
+    share = communication.compression.warmup
+    return share if isinstance(share, str) else max(1, round(share * steps))
+
+
+def sparsity_at(
+    sparsity: Sparsity, communication: Communication, steps: int, freeze: int
+) -> Callable[[int], float]:
+    """Share of entries that `make_optimizer` drops at a step, for reports.
+
+    Args:
+      sparsity: the section.
+      communication: the section; only 1bit_adam masks.
+      steps: steps of the run.
+      freeze: first compressed step.
+    """
+    is_masked = communication.compression.algorithm == "1bit_adam"
+    if sparsity.schedule == "none" or not is_masked:
+        return lambda step: 0.0
+    base, final = _ends(sparsity)
+    begin = min(freeze, steps) if sparsity.begin == "freeze" else 0
+    schedule = cosine_sparsity(base, steps, final, begin=begin)
+    return lambda step: float(schedule(step))
+
+
+def make_dense_optimizer(
+    optimizer: Optimizer, steps: int, mu_dtype: Any = None
+) -> optax.GradientTransformation:
+    """AdamW on the exact mean, which the train step makes: the reference.
+
+    Args:
+      optimizer: the section.
+      steps: steps of the run.
+      mu_dtype: dtype of the first moment; None = float32.
+    """
+    adamw = _adamw(optimizer, steps, mu_dtype)
+    if optimizer.clip_norm == "none":
+        return adamw
+    return optax.chain(optax.clip_by_global_norm(optimizer.clip_norm), adamw)
+
+
+def make_optimizer(
+    optimizer: Optimizer,
+    sparsity: Sparsity,
+    communication: Communication,
+    memory: Memory,
+    *,
+    steps: int,
+    axis_name: AxisName,
+) -> optax.GradientTransformation:
+    """The optimizer that `communication.compression.algorithm` names.
+
+    Args:
+      optimizer: step sizes and decays.
+      sparsity: masking of gradients, for 1bit_adam.
+      communication: what is sent.
+      memory: dtypes of the states.
+      steps: steps of the run.
+      axis_name: mesh axis (or axes) of data parallelism; None is one worker.
+
+    Returns:
+      The transformation. All but "none" average over the axis themselves.
+
+    Raises:
+      ValueError: values that do not go together, with the reason.
+    """
+    chosen = communication.compression
+    _check_memory(memory, chosen.algorithm)
+    mu_dtype = None if memory.mu_dtype == "float32" else memory.mu_dtype
+    if chosen.algorithm == "none":
+        return make_dense_optimizer(optimizer, steps, mu_dtype)
+    shared = {
+        "error_feedback": chosen.error_feedback,
+        "error_dtype": memory.error_dtype,
+        "bucket_size": communication.bucket_size,
+    }
+    if chosen.algorithm in ONE_BIT:
+        shared |= {
+            "b1": optimizer.b1,
+            "b2": optimizer.b2,
+            "eps": optimizer.eps,
+            "weight_decay": optimizer.weight_decay,
+            "mask": matrices,
+            "mu_dtype": mu_dtype,
+            "nu_dtype": memory.nu_dtype,
+            "compressor": _compressor(communication),
+        }
+        reduced = _one_bit(optimizer, sparsity, communication, shared, steps, axis_name)
+    else:
+        mean = compressed_mean(_compressor(communication), axis_name, **shared)
+        reduced = optax.chain(mean, _adamw(optimizer, steps, mu_dtype))
+    if optimizer.clip_norm == "none":
+        return reduced
+    clip = clip_by_global_norm(optimizer.clip_norm, axis_name=axis_name)
+    return optax.chain(clip, reduced)
+
+
+def matrices(params: Any) -> Any:
+    """True for the leaves to decay: those of two or more axes."""
+    return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
+
+
+def _adamw(
+    optimizer: Optimizer, steps: int, mu_dtype: Any
+) -> optax.GradientTransformation:
+    return optax.adamw(
+        make_learning_rate(optimizer, steps),
+        b1=optimizer.b1,
+        b2=optimizer.b2,
+        eps=optimizer.eps,
+        mu_dtype=mu_dtype,
+        weight_decay=optimizer.weight_decay,
+        mask=matrices,
+    )
+
+
+def _one_bit(
+    optimizer: Optimizer,
+    sparsity: Sparsity,
+    communication: Communication,
+    shared: dict[str, Any],
+    steps: int,
+    axis_name: AxisName,
+) -> optax.GradientTransformation:
+    """1-bit Adam, its gradients masked in the order that the configuration asks for."""
+    rate = make_learning_rate(optimizer, steps)
+    base, final = _ends(sparsity)
+    timing: dict[str, Any] = {
+        "warmup_steps": warmup_steps(communication, steps),
+        "axis_name": axis_name,
+    }
+    is_sparse_wire = communication.compression.algorithm == "sparse_1bit"
+    if is_sparse_wire or sparsity.schedule == "none":
+        return onebit_adam(rate, total_steps=steps, **timing, **shared)
+    if sparsity.begin == "freeze":
+        return sfpo(
+            rate,
+            steps,
+            base_sparsity=base,
+            final_sparsity=final,
+            min_size=sparsity.min_size,
+            **timing,
+            **shared,
+        )
+    masking = sparsify(
+        cosine_sparsity(base, steps, final),
+        min_size=sparsity.min_size,
+        axis_name=axis_name,
+    )
+    return optax.chain(
+        masking, onebit_adam(rate, total_steps=steps, **timing, **shared)
+    )
+
+
+def _ends(sparsity: Sparsity) -> tuple[float, float]:
+    is_constant = sparsity.schedule == "constant"
+    return sparsity.base, sparsity.base if is_constant else sparsity.final
+
+
+def _compressor(communication: Communication) -> compression.Compressor:
+    chosen = communication.compression
+    size = {} if chosen.block_size == "auto" else {"block_size": chosen.block_size}
+    if chosen.algorithm == "bf16":
+        return compression.bfloat16()
+    if chosen.algorithm == "int8":
+        return compression.int8(**size)
+    if chosen.algorithm == "sparse_1bit":
+        return compression.sparse_sign(chosen.density, **size)
+    return compression.sign(**size)
+
+
+def _check_memory(memory: Memory, algorithm: str) -> None:
+    """AdamW keeps its second moment in float32 and has no packed first moment."""
+    if algorithm in ONE_BIT:
+        return
+    names = " or ".join(ONE_BIT)
+    if memory.mu_dtype == "packed":
+        raise ValueError(
+            "`memory.mu_dtype` must be float32 or bfloat16 with "
+            f"`communication.compression.algorithm` {algorithm}, got packed: only the "
+            f"momentum of {names} arrives packed."
+        )
+    if memory.nu_dtype != "float32":
+        raise ValueError(
+            "`memory.nu_dtype` must be float32 with "
+            f"`communication.compression.algorithm` {algorithm}, got "
+            f"{memory.nu_dtype}: choose {names}, or keep float32."
+        )

@@ -1,0 +1,310 @@
+"""The sections every experiment shares; `model` belongs to each experiment.
+
+Only keys that change the run exist. Each is checked where its section is made, so that
+a configuration in hand is one that can start; what needs the number of devices or the
+data is checked by `check_batch` and by the experiment, before the first step.
+"""
+
+import dataclasses
+from typing import Literal
+
+from sfpo_jax._validate import check_at_least, check_range
+from sfpo_jax.training._build import Quantity
+from sfpo_jax.units import parse_bytes
+
+Algorithm = Literal["none", "bf16", "int8", "1bit_adam", "sparse_1bit"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Where the examples come from and how many make a step."""
+
+    source: str = "mnist5k"
+    """mnist5k, or the path of an .npz file with uint8 `images` [n, h, w] or
+    [n, h, w, c] and integer `labels` [n]."""
+    test_share: float = 0.2
+    """Share of each class held out for the test."""
+    batch_size: int = 128
+    """Examples of a step, over all devices."""
+    shift: int = 1
+    """Training images move by up to this many pixels of the source, at random."""
+
+    def __post_init__(self) -> None:
+        check_range(
+            "data.test_share",
+            self.test_share,
+            0.0,
+            1.0,
+            "the share of each class that is held out",
+            open_low=True,
+            open_high=True,
+        )
+        check_at_least("data.batch_size", self.batch_size, 1, "the examples of a step")
+        check_at_least("data.shift", self.shift, 0, "the largest move in pixels")
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """Adam with decoupled decay, whichever way its moments are reduced."""
+
+    learning_rate: float = 5e-3
+    """Step size at its peak."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the step size falls after its warm-up: to 0, or not at all."""
+    warmup: float = 0.05
+    """Share of the run over which the step size rises linearly from 0."""
+    b1: float = 0.9
+    """Decay of the first moment."""
+    b2: float = 0.99
+    """Decay of the second moment."""
+    eps: float = 1e-8
+    """Added to the denominator."""
+    weight_decay: float = 0.05
+    """Decoupled decay of the weight matrices; vectors are not decayed."""
+    clip_norm: float | Literal["none"] = "none"
+    """Largest norm of the gradient that passes unscaled."""
+
+    def __post_init__(self) -> None:
+        check_range(
+            "optimizer.learning_rate",
+            self.learning_rate,
+            0.0,
+            float("inf"),
+            "the step size, positive and finite",
+            open_low=True,
+            open_high=True,
+        )
+        check_range(
+            "optimizer.warmup", self.warmup, 0.0, 1.0, "a share of the run, not steps"
+        )
+        for name in ("b1", "b2"):
+            check_range(
+                f"optimizer.{name}",
+                getattr(self, name),
+                0.0,
+                1.0,
+                "a decay factor",
+                open_high=True,
+            )
+        check_at_least("optimizer.eps", self.eps, 0.0, "added to the denominator")
+        check_at_least("optimizer.weight_decay", self.weight_decay, 0.0, "a decay")
+        if self.clip_norm != "none":
+            check_range(
+                "optimizer.clip_norm",
+                self.clip_norm,
+                0.0,
+                float("inf"),
+                "a norm; write none to clip nothing",
+                open_low=True,
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Sparsity:
+    """Masking of gradients before the momentum of 1bit_adam."""
+
+    base: float = 0.7
+    """Share of entries dropped at step 0 of the schedule."""
+    final: float = 0.3
+    """Share of entries dropped at the end of the run."""
+    schedule: Literal["cosine", "constant", "none"] = "cosine"
+    """From base to final along half a cosine, base all along, or no masking."""
+    begin: Literal["freeze", "start"] = "freeze"
+    """Mask from the freeze of the variance on, or (to study it) from step 0."""
+    min_size: int = 1024
+    """Tensors of fewer entries are never masked."""
+
+    def __post_init__(self) -> None:
+        for name in ("base", "final"):
+            check_range(
+                f"sparsity.{name}",
+                getattr(self, name),
+                0.0,
+                1.0,
+                "the share of entries dropped",
+            )
+        check_at_least("sparsity.min_size", self.min_size, 0, "a number of entries")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+    """Devices along each axis; -1 takes what the others leave."""
+
+    node: int = 1
+    """Slow links, between hosts."""
+    data: int = -1
+    """Fast links, the axis of data parallelism."""
+    op: int = 1
+    """Devices that share one operator."""
+
+    def __post_init__(self) -> None:
+        sizes = dataclasses.asdict(self)
+        for name, size in sizes.items():
+            if size < 1 and size != -1:
+                raise ValueError(
+                    f"`parallel.mesh.{name}` must be at least 1, or -1 for what is "
+                    f"left, got {size}: it is a number of devices."
+                )
+        if list(sizes.values()).count(-1) > 1:
+            raise ValueError(
+                f"`parallel.mesh` may hold -1 once, got {sizes}: -1 takes what the "
+                "other axes leave; give the others their size."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Time:
+    """Arithmetic done twice to store less."""
+
+    recompute: Literal["none", "full"] = "none"
+    """Keep all activations, or compute those inside each block again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Parallel:
+    """How a step is laid out over devices and time."""
+
+    mesh: Mesh = Mesh()
+    time: Time = Time()
+    microbatches: int = 1
+    """Parts of a device's batch that run one after another to save memory."""
+    cpu_devices: int = 8
+    """Devices the host shows where JAX runs on the CPU alone."""
+
+    def __post_init__(self) -> None:
+        check_at_least(
+            "parallel.microbatches", self.microbatches, 1, "the parts of a batch"
+        )
+        check_at_least("parallel.cpu_devices", self.cpu_devices, 1, "a device count")
+
+
+@dataclasses.dataclass(frozen=True)
+class Compression:
+    """What crosses the network."""
+
+    algorithm: Algorithm = "1bit_adam"
+    """none: dense AdamW. bf16, int8: gradients sent so, then AdamW. 1bit_adam: SFPO,
+    masked gradients and momentum as signs. sparse_1bit: momentum as the signs of its
+    largest entries, no masking."""
+    error_feedback: bool = True
+    """Add what compression lost to the next step, on both sides."""
+    block_size: int | Literal["auto"] = "auto"
+    """Entries that share a scale; auto: 256 for int8, 2048 for signs."""
+    density: float = 0.1
+    """Share of the entries that sparse_1bit sends."""
+    warmup: float | Literal["auto"] = 0.15
+    """Share of the run before 1-bit Adam freezes its variance, or auto: when the
+    variance is stable, after 20 % of the run at the latest."""
+
+    def __post_init__(self) -> None:
+        prefix = "communication.compression"
+        if self.block_size != "auto":
+            # A multiple of 8, since signs are packed into whole bytes.
+            if self.block_size < 8 or self.block_size % 8:
+                raise ValueError(
+                    f"`{prefix}.block_size` must be a positive multiple of 8, or auto, "
+                    f"got {self.block_size}: it is the number of entries that share a "
+                    "scale."
+                )
+        check_range(
+            f"{prefix}.density",
+            self.density,
+            0.0,
+            1.0,
+            "the share of entries sent",
+            open_low=True,
+        )
+        if self.warmup != "auto":
+            check_range(
+                f"{prefix}.warmup",
+                self.warmup,
+                0.0,
+                1.0,
+                "a share of the run, not a number of steps; 0.1 to 0.2 is usual, "
+                "longer than the run cannot be",
+                open_low=True,
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Communication:
+    """What is sent, and in which portions."""
+
+    compression: Compression = Compression()
+    bucket_size: Quantity = "256MB"
+    """Float32 bytes of leaves that travel together, with a unit."""
+
+    def __post_init__(self) -> None:
+        name = "communication.bucket_size"
+        size = parse_bytes(self.bucket_size, name=name)
+        if size < 4:
+            raise ValueError(
+                f"`{name}` must hold a float32, got '{self.bucket_size}': write at "
+                "least 4B; 256MB is usual."
+            )
+
+    @property
+    def bucket_entries(self) -> int:
+        """Float32 entries that travel together."""
+        return parse_bytes(self.bucket_size) // 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Precision of what the optimizer keeps."""
+
+    mu_dtype: Literal["float32", "bfloat16", "packed"] = "float32"
+    """First moment; packed: as the bytes it arrived in (1-bit algorithms only)."""
+    nu_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Second moment."""
+    error_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Residuals of the error feedback."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """The run itself."""
+
+    name: str = "run"
+    """Begins the name of the folder of results."""
+    runs: str = "runs"
+    """Folder that holds the folders of results."""
+    steps: int = 800
+    """Updates of the parameters."""
+    seed: int = 0
+    """Of the initial parameters and the order of the examples."""
+    compare: bool = True
+    """Also train dense AdamW beside it: same seeds, order of examples and steps."""
+    evaluate_every: int = 100
+    """Steps between two tests."""
+    log_every: int = 20
+    """Steps between two lines of metrics."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "evaluate_every", "log_every"):
+            check_at_least(f"train.{name}", getattr(self, name), 1, "a step count")
+        check_at_least("train.seed", self.seed, 0, "a seed")
+        if not self.name or "/" in self.name:
+            raise ValueError(
+                f"`train.name` must be one part of a path, got {self.name!r}: it "
+                "begins the name of a folder in `train.runs`."
+            )
+
+
+def check_batch(data: Data, parallel: Parallel, devices: int) -> None:
+    """Raises ValueError unless the batch divides over the devices and microbatches.
+
+    Args:
+      data: its `batch_size` is meant.
+      parallel: its `microbatches` is meant.
+      devices: devices over which the batch is split.
+    """
+    pieces = devices * parallel.microbatches
+    if data.batch_size % pieces:
+        below = data.batch_size // pieces * pieces
+        choices = f"{below} or {below + pieces}" if below else f"{pieces}"
+        raise ValueError(
+            f"`data.batch_size` must be divisible by {devices} devices times "
+            f"{parallel.microbatches} microbatches, got {data.batch_size}: "
+            f"take {choices}."
+        )

@@ -1,0 +1,24 @@
+"""Optax gradient transformations."""
+
+from sfpo_jax.transforms._clip import clip_by_global_norm as clip_by_global_norm
+from sfpo_jax.transforms._clip import global_norm as global_norm
+from sfpo_jax.transforms._compressed_mean import (
+    CompressedMeanState as CompressedMeanState,
+)
+from sfpo_jax.transforms._compressed_mean import compressed_mean as compressed_mean
+from sfpo_jax.transforms._onebit_adam import onebit_adam as onebit_adam
+from sfpo_jax.transforms._onebit_adam import (
+    scale_by_onebit_adam as scale_by_onebit_adam,
+)
+from sfpo_jax.transforms._onebit_core import COMPRESSED_SCOPE as COMPRESSED_SCOPE
+from sfpo_jax.transforms._onebit_core import WARMUP_SCOPE as WARMUP_SCOPE
+from sfpo_jax.transforms._onebit_core import (
+    ScaleByOnebitAdamState as ScaleByOnebitAdamState,
+)
+from sfpo_jax.transforms._sfpo import SfpoState as SfpoState
+from sfpo_jax.transforms._sfpo import sfpo as sfpo
+from sfpo_jax.transforms._sparsify import SparsifyState as SparsifyState
+from sfpo_jax.transforms._sparsify import sparsify as sparsify
+from sfpo_jax.transforms._state import PerRank as PerRank
+from sfpo_jax.transforms._state import is_per_rank as is_per_rank
+from sfpo_jax.transforms._state import state_specs as state_specs

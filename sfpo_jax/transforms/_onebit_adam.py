@@ -1,0 +1,260 @@
+"""The public faces of 1-bit Adam; the algorithm itself is in `_onebit_core`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sfpo_jax._validate import (
+    check_at_least,
+    check_learning_rate,
+    check_range,
+    is_known,
+)
+from sfpo_jax.collectives import AxisName
+from sfpo_jax.compression import Compressor, sign
+from sfpo_jax.transforms._freeze import WarmupSteps, freeze_rule
+from sfpo_jax.transforms._onebit_core import OnebitAdam, ScaleByOnebitAdamState
+from sfpo_jax.transforms._state import (
+    MaskOrFn,
+    bucket_entries,
+    resolve_dtype,
+    select,
+)
+
+_FLOATS = ("float32", "bfloat16", "float64")
+
+
+def scale_by_onebit_adam(
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    *,
+    warmup_steps: WarmupSteps,
+    total_steps: int | None = None,
+    axis_name: AxisName = None,
+    compressor: Compressor | None = None,
+    error_feedback: bool = True,
+    mu_dtype: Any = None,
+    nu_dtype: Any = None,
+    error_dtype: Any = None,
+    bucket_size: str = "256MB",
+) -> optax.GradientTransformationExtraArgs:
+    """Rescales updates by 1-bit Adam: `onebit_adam` without learning rate and decay.
+
+    Arguments, state and errors are those of `onebit_adam`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import sfpo_jax as sfpo
+      >>> tx = sfpo.scale_by_onebit_adam(warmup_steps=10)
+      >>> grads = jnp.array([0.5, -2.0])
+      >>> updates, _ = tx.update(grads, tx.init(grads))
+      >>> print(updates.round(3))
+      [ 1. -1.]
+    """
+    core = _core(
+        b1,
+        b2,
+        eps,
+        warmup_steps=warmup_steps,
+        total_steps=total_steps,
+        axis_name=axis_name,
+        compressor=compressor,
+        error_feedback=error_feedback,
+        mu_dtype=mu_dtype,
+        nu_dtype=nu_dtype,
+        error_dtype=error_dtype,
+        bucket_size=bucket_size,
+    )
+
+    def update_fn(
+        updates: optax.Updates,
+        state: ScaleByOnebitAdamState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
+        del params, extra_args
+        chosen, directions, state, _ = core.step(updates, state)
+        return chosen.replace(directions), state
+
+    return optax.GradientTransformationExtraArgs(core.init, update_fn)
+
+
+def onebit_adam(
+    learning_rate: float | Callable[[jax.Array], Any],
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    *,
+    warmup_steps: WarmupSteps,
+    total_steps: int | None = None,
+    axis_name: AxisName = None,
+    compressor: Compressor | None = None,
+    error_feedback: bool = True,
+    mu_dtype: Any = None,
+    nu_dtype: Any = None,
+    error_dtype: Any = None,
+    mask: MaskOrFn = None,
+    bucket_size: str = "256MB",
+) -> optax.GradientTransformationExtraArgs:
+    r"""1-bit Adam with decoupled weight decay (Tang et al. 2021).
+
+    Exact AdamW on the exactly averaged gradient for `warmup_steps` steps; then the
+    variance v is frozen and the momentum is averaged with the compressor and error
+    feedback, about two bits a parameter and step on the wire:
+
+    .. math::
+        p \leftarrow p - \eta \left( \frac{m / (1 - b_1^t)}
+        {\sqrt{v / (1 - b_2^W)} + \epsilon} + \lambda p \right)
+
+    with t counting this step and W the step of the freeze; the first compressed step is
+    the one with count W. An entry that had no gradient before the freeze enters no
+    scale and gets no update but its decay. Updates have the dtype of the gradients.
+
+    With `axis_name` the gradients must be each rank's own. Inside an auto-sharded `jit`
+    with `axis_name=None` the compiler has already averaged them densely: the algorithm
+    is then that of one worker, and nothing is saved on the wire.
+
+    A step whose gradient is not finite, on any rank, is skipped by all: zero updates,
+    all state as it was.
+
+    Args:
+      learning_rate: a number, or a schedule of the steps that were not skipped.
+      b1: decay of the first moment, in [0, 1).
+      b2: decay of the second moment, in [0, 1).
+      eps: added to the denominator.
+      weight_decay: decoupled decay.
+      warmup_steps: W, or "auto": frozen when the L1 norm of v is within 4 % of its
+        value 1 / (1 - b2) steps before, at 20 % of `total_steps` at the latest.
+      total_steps: steps of the run, for "auto" and to check `warmup_steps`.
+      axis_name: mesh axis (or axes) of data parallelism; None is one worker.
+      compressor: what goes on the wire; None = `compression.sign()`.
+      error_feedback: keep what compression lost, on both sides. Leave it on.
+      mu_dtype: of the first moment: float32, bfloat16, or "packed": the bytes it
+        arrived in, 1/8 byte a parameter, in place of 4.
+      nu_dtype: of the second moment, float32 or bfloat16.
+      error_dtype: of the residuals, float32 or bfloat16.
+      mask: leaves to decay, a tree of bools or a function of the parameters to one.
+      bucket_size: leaves are sent together up to this many bytes of float32: larger
+        transfers gain nothing, and joining leaves costs a copy.
+
+    A dtype of None is float32, or float64 where a parameter is float64.
+
+    Returns:
+      The transformation. With `axis_name`, `init` runs inside `shard_map`, or outside
+      under `jax.set_mesh(mesh)`; `state_specs` tells how to shard its state.
+
+    Raises:
+      ValueError: an argument outside its range, or a combination that cannot work.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> import sfpo_jax as sfpo
+      >>> tx = sfpo.onebit_adam(0.1, warmup_steps=10)
+      >>> params = jnp.array([1.0, -2.0])
+      >>> state = tx.init(params)
+      >>> for _ in range(40):
+      ...     updates, state = tx.update(2 * params, state, params)
+      ...     params = optax.apply_updates(params, updates)
+      >>> bool(jnp.abs(params).max() < 0.5)
+      True
+    """
+    check_learning_rate(learning_rate)
+    check_at_least("weight_decay", weight_decay, 0.0, "the decoupled decay")
+    core = _core(
+        b1,
+        b2,
+        eps,
+        warmup_steps=warmup_steps,
+        total_steps=total_steps,
+        axis_name=axis_name,
+        compressor=compressor,
+        error_feedback=error_feedback,
+        mu_dtype=mu_dtype,
+        nu_dtype=nu_dtype,
+        error_dtype=error_dtype,
+        bucket_size=bucket_size,
+    )
+    has_decay = not (is_known(weight_decay) and weight_decay == 0.0)
+
+    def update_fn(
+        updates: optax.Updates,
+        state: ScaleByOnebitAdamState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
+        del extra_args
+        if has_decay and params is None:
+            raise ValueError(
+                "`params` is None, but `weight_decay` needs them: call "
+                "`tx.update(grads, state, params)`."
+            )
+        rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+        chosen, directions, new_state, taken = core.step(updates, state)
+        if has_decay:
+            assert params is not None
+            decayed = set(select(params, mask).places)
+            leaves = chosen.treedef.flatten_up_to(params)
+            directions = [
+                u + weight_decay * leaves[i].astype(u.dtype) if i in decayed else u
+                for i, u in zip(chosen.places, directions, strict=True)
+            ]
+        steps = [
+            jnp.where(taken, -jnp.asarray(rate, u.dtype) * u, 0) for u in directions
+        ]
+        return chosen.replace(steps), new_state
+
+    return optax.GradientTransformationExtraArgs(core.init, update_fn)
+
+
+def _core(
+    b1: float,
+    b2: float,
+    eps: float,
+    *,
+    warmup_steps: WarmupSteps,
+    total_steps: int | None,
+    axis_name: AxisName,
+    compressor: Compressor | None,
+    error_feedback: bool,
+    mu_dtype: Any,
+    nu_dtype: Any,
+    error_dtype: Any,
+    bucket_size: str,
+) -> OnebitAdam:
+    """Checks the arguments once, at build time."""
+    check_range("b1", b1, 0.0, 1.0, "a decay factor", open_high=True)
+    check_range("b2", b2, 0.0, 1.0, "a decay factor", open_high=True)
+    check_at_least("eps", eps, 0.0, "added to the denominator")
+    is_packed = isinstance(mu_dtype, str) and mu_dtype == "packed"
+    error = resolve_dtype("error_dtype", error_dtype, _FLOATS)
+    if is_packed and error is not None and error.name == "bfloat16":
+        raise ValueError(
+            '`error_dtype` must be float32 with `mu_dtype="packed"`, got bfloat16: '
+            "during the warm-up its buffer holds the first moment."
+        )
+    return OnebitAdam(
+        b1=b1,
+        b2=b2,
+        eps=eps,
+        freeze=freeze_rule(warmup_steps, total_steps, b2),
+        axis_name=axis_name,
+        compressor=sign() if compressor is None else compressor,
+        has_feedback=error_feedback,
+        is_packed=is_packed,
+        mu_dtype=None if is_packed else _mu_dtype(mu_dtype),
+        nu_dtype=resolve_dtype("nu_dtype", nu_dtype, _FLOATS),
+        error_dtype=error,
+        bucket_entries=bucket_entries(bucket_size),
+    )
+
+
+def _mu_dtype(mu_dtype: Any) -> Any:
+    try:
+        return resolve_dtype("mu_dtype", mu_dtype, _FLOATS)
+    except ValueError as error:
+        raise ValueError(str(error).replace("float64,", 'float64, "packed",')) from None

@@ -1,0 +1,296 @@
+r"""1-bit Adam: Adam whose momentum crosses the network as one bit an entry.
+
+Tang et al. 2021, "1-bit Adam: Communication Efficient Large-Scale Training with Adam's
+Convergence Speed", https://arxiv.org/abs/2102.02888. During the warm-up it is Adam on
+exactly averaged gradients. Then the variance v is frozen, which makes the update linear
+in the momentum, and only the momentum is averaged, compressed, with error feedback on
+the workers' and on the server's side. With W the step of the freeze and t counting the
+current step,
+
+    warm-up:     g = mean_i g_i;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
+                 u = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+    afterwards:  m = compressed mean of b1 m + (1 - b1) g_i
+                 u = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^W)) + eps)
+
+An entry that had no gradient before the freeze has v = 0 and no denominator: it enters
+no scale and its update is 0.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from sfpo_jax.collectives import (
+    AxisName,
+    Bucket,
+    all_finite,
+    axis_mean,
+    axis_size,
+    mesh_axis_size,
+    plan_buckets,
+    reduce_leaves,
+    vary,
+)
+from sfpo_jax.compression import Compressor
+from sfpo_jax.transforms._freeze import FreezeRule, FreezeState
+from sfpo_jax.transforms._state import (
+    PerRank,
+    Selection,
+    own,
+    per_rank,
+    select,
+    zeros_per_rank,
+    zeros_server_error,
+)
+
+# Names of the two phases in a compiled program's metadata.
+WARMUP_SCOPE = "sfpo_warmup"
+COMPRESSED_SCOPE = "sfpo_compressed"
+
+Arrays = list[jax.Array]
+
+
+class ScaleByOnebitAdamState(NamedTuple):
+    """State of `scale_by_onebit_adam` and `onebit_adam`.
+
+    A tree has the structure of the parameters, `optax.MaskedNode()` in place of leaves
+    that are not floating or empty.
+    """
+
+    count: jax.Array  # int32[], steps that were not skipped
+    freeze: FreezeState  # when the variance freezes
+    mu: Any  # tree, first moment; packed: its payload, of each bucket's groups
+    nu: Any  # tree, second moment
+    worker_error: PerRank  # tree; packed: the first moment during the warm-up
+    server_error: PerRank  # [rows / N, width] of each bucket's groups
+
+
+@dataclass(frozen=True)
+class OnebitAdam:
+    """The algorithm, its arguments checked; `onebit_adam` is its public face.
+
+    With `is_packed` the first moment is kept as the bytes it arrived in, and the buffer
+    of the worker error, which the warm-up has no use for, holds it until the freeze.
+    """
+
+    b1: float | jax.Array
+    b2: float | jax.Array
+    eps: float | jax.Array
+    freeze: FreezeRule
+    axis_name: AxisName
+    compressor: Compressor
+    has_feedback: bool
+    is_packed: bool
+    mu_dtype: Any
+    nu_dtype: Any
+    error_dtype: Any
+    bucket_entries: int
+
+    def init(self, params: optax.Params) -> ScaleByOnebitAdamState:
+        """State of zeros; outside `shard_map` call it under `jax.set_mesh(mesh)`."""
+        chosen = select(params)
+        work = chosen.working_dtype()
+        ranks = mesh_axis_size(self.axis_name)
+        buckets = self._buckets(chosen, ranks)
+
+        def zeros(dtype: Any) -> Any:
+            shapes = chosen.shapes()
+            return chosen.state([jnp.zeros(s, dtype or work) for s in shapes])
+
+        error_dtype = self.error_dtype or work
+        worker, server = (), ()
+        if self.has_feedback or self.is_packed:
+            zero = zeros_per_rank(chosen.shapes(), error_dtype, self.axis_name)
+            worker = chosen.state(zero)
+        if self.has_feedback:
+            server = zeros_server_error(buckets, ranks, error_dtype, self.axis_name)
+        packed = self._empty_payloads(buckets, work)
+        return ScaleByOnebitAdamState(
+            count=jnp.zeros([], jnp.int32),
+            freeze=self.freeze.init(),
+            mu=packed if self.is_packed else zeros(self.mu_dtype),
+            nu=zeros(self.nu_dtype),
+            worker_error=PerRank(worker),
+            server_error=PerRank(server),
+        )
+
+    def step(
+        self, updates: optax.Updates, state: ScaleByOnebitAdamState
+    ) -> tuple[Selection, Arrays, ScaleByOnebitAdamState, jax.Array]:
+        """One step: (leaves, directions u, new state, whether it was taken)."""
+        chosen = select(updates)
+        work = chosen.working_dtype()
+        taken = all_finite(chosen.chosen(), self.axis_name)
+        is_frozen = state.count >= state.freeze.step
+
+        def skip() -> tuple[Arrays, ScaleByOnebitAdamState]:
+            zeros = [jnp.zeros_like(v, work) for v in chosen.read(state.nu)]
+            return zeros, self._with_own_errors(state)
+
+        def warmup() -> tuple[Arrays, ScaleByOnebitAdamState]:
+            with jax.named_scope(WARMUP_SCOPE):
+                directions, new = self._warmup(chosen, state)
+                return directions, self._with_own_errors(new)
+
+        def compressed() -> tuple[Arrays, ScaleByOnebitAdamState]:
+            with jax.named_scope(COMPRESSED_SCOPE):
+                directions, new = self._compressed(chosen, state)
+                return directions, self._with_own_errors(new)
+
+        branch = jnp.where(taken, 1 + is_frozen.astype(jnp.int32), 0)
+        directions, state = lax.switch(branch, [skip, warmup, compressed])
+        return chosen, directions, state, taken
+
+    def _warmup(
+        self, chosen: Selection, state: ScaleByOnebitAdamState
+    ) -> tuple[Arrays, ScaleByOnebitAdamState]:
+        """Adam, bias-corrected, on the exact mean."""
+        b1, b2, work = self.b1, self.b2, chosen.working_dtype()
+        grads = axis_mean(chosen.widened(), self.axis_name)
+        worker = own(state.worker_error.tree, self.axis_name)
+        mu = _as(work, chosen.read(worker if self.is_packed else state.mu))
+        nu = _as(work, chosen.read(state.nu))
+        mu = [b1 * m + (1 - b1) * g for m, g in zip(mu, grads, strict=True)]
+        nu = [b2 * v + (1 - b2) * g * g for v, g in zip(nu, grads, strict=True)]
+        count = optax.safe_increment(state.count)
+        directions = self._directions(mu, nu, count, count)
+        correction = _bias_correction(b2, count, work)
+        norm = sum((jnp.sum(v) for v in nu), jnp.zeros([], work)) / correction
+        if self.is_packed:
+            held = per_rank(self._hold(chosen, mu, worker), self.axis_name)
+            state = state._replace(worker_error=PerRank(held))
+        else:
+            state = state._replace(mu=self._hold(chosen, mu, state.mu))
+        return directions, state._replace(
+            count=count,
+            freeze=self.freeze.observe(state.freeze, count, norm),
+            nu=self._hold(chosen, nu, state.nu),
+        )
+
+    def _compressed(
+        self, chosen: Selection, state: ScaleByOnebitAdamState
+    ) -> tuple[Arrays, ScaleByOnebitAdamState]:
+        """Adam with v frozen and the mean of the momenta compressed."""
+        b1, work = self.b1, chosen.working_dtype()
+        buckets = self._buckets(chosen, axis_size(self.axis_name))
+        nu = _as(work, chosen.read(state.nu))
+        has_variance = [v > 0 for v in nu]
+        live = [bucket.pack(has_variance) for bucket in buckets]
+        worker = own(state.worker_error.tree, self.axis_name)
+        server = own(state.server_error.tree, self.axis_name)
+        has_errors = self.has_feedback or self.is_packed
+        errors = _as(work, chosen.read(worker)) if has_errors else []
+        if self.is_packed:
+            is_first = state.count == state.freeze.step
+            mu = self._unpack_moment(chosen, buckets, live, state.mu)
+            mu = [jnp.where(is_first, e, m) for m, e in zip(mu, errors, strict=True)]
+            errors = [jnp.where(is_first, 0, e) for e in errors]
+        else:
+            mu = _as(work, chosen.read(state.mu))
+        total = [
+            b1 * m + (1 - b1) * g for m, g in zip(mu, chosen.widened(), strict=True)
+        ]
+        if self.has_feedback:
+            total = [m + e for m, e in zip(total, errors, strict=True)]
+
+        reduced = reduce_leaves(
+            self.compressor,
+            buckets,
+            total,
+            [_as(work, rows) for rows in server] if self.has_feedback else None,
+            live,
+            self.axis_name,
+        )
+        if self.has_feedback:
+            held = self._hold(chosen, reduced.worker_error, worker)
+            server = jax.tree.map(
+                lambda new, old: new.astype(old.dtype), reduced.server_error, server
+            )
+            state = state._replace(
+                worker_error=PerRank(per_rank(held, self.axis_name)),
+                server_error=PerRank(per_rank(server, self.axis_name)),
+            )
+        count = optax.safe_increment(state.count)
+        directions = self._directions(reduced.mean, nu, count, state.freeze.step)
+        if self.is_packed:
+            return directions, state._replace(count=count, mu=reduced.payload)
+        mu = self._hold(chosen, reduced.mean, state.mu)
+        return directions, state._replace(count=count, mu=mu)
+
+    def _directions(
+        self, mu: Arrays, nu: Arrays, count: jax.Array, frozen_at: jax.Array
+    ) -> Arrays:
+        """(m / (1 - b1^t)) / (sqrt(v / (1 - b2^W)) + eps), 0 where v is 0."""
+        if not mu:
+            return []
+        mu_correction = _bias_correction(self.b1, count, mu[0].dtype)
+        nu_correction = _bias_correction(self.b2, frozen_at, mu[0].dtype)
+        directions = []
+        for m, v in zip(mu, nu, strict=True):
+            denominator = jnp.sqrt(v / nu_correction) + self.eps
+            directions.append(jnp.where(v > 0, m / mu_correction / denominator, 0))
+        return directions
+
+    def _with_own_errors(self, state: ScaleByOnebitAdamState) -> ScaleByOnebitAdamState:
+        """The state with its errors marked as each rank's own, alike in all branches."""
+        return state._replace(
+            worker_error=vary(state.worker_error, self.axis_name),
+            server_error=vary(state.server_error, self.axis_name),
+        )
+
+    def _buckets(self, chosen: Selection, ranks: int) -> tuple[Bucket, ...]:
+        return plan_buckets(chosen.sizes(), self.compressor, ranks, self.bucket_entries)
+
+    def _empty_payloads(self, buckets: tuple[Bucket, ...], work: Any) -> Any:
+        """Payloads of zeros, of every group of every bucket."""
+
+        def encode(rows: int, width: int) -> Any:
+            zeros = jnp.zeros((rows, width), work)
+            return self.compressor.encode(zeros, zeros > 0)
+
+        shapes = [[(g.rows, g.width) for g in bucket.groups] for bucket in buckets]
+        payloads = jax.eval_shape(
+            lambda: tuple(tuple(encode(*shape) for shape in group) for group in shapes)
+        )
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), payloads)
+
+    def _unpack_moment(
+        self,
+        chosen: Selection,
+        buckets: tuple[Bucket, ...],
+        live: list[tuple[jax.Array, ...]],
+        payloads: Any,
+    ) -> Arrays:
+        moment = list(chosen.chosen())
+        work = chosen.working_dtype()
+        for bucket, masks, groups in zip(buckets, live, payloads, strict=True):
+            rows = [
+                self.compressor.decode(payload, mask).astype(work)
+                for payload, mask in zip(groups, masks, strict=True)
+            ]
+            for leaf, flat in zip(bucket.leaves, bucket.unpack(rows), strict=True):
+                moment[leaf] = flat.reshape(moment[leaf].shape)
+        return moment
+
+    @staticmethod
+    def _hold(chosen: Selection, values: Arrays, old: Any) -> Any:
+        """A state tree of `values` in the dtypes of `old`."""
+        held = chosen.read(old)
+        return chosen.state(
+            [v.astype(o.dtype) for v, o in zip(values, held, strict=True)]
+        )
+
+
+def _as(dtype: Any, arrays: Any) -> Arrays:
+    return [x.astype(dtype) for x in arrays]
+
+
+def _bias_correction(
+    decay: float | jax.Array, count: jax.Array, dtype: Any
+) -> jax.Array:
+    """1 - decay^count, a scalar."""
+    return 1 - jnp.power(jnp.asarray(decay, dtype), count.astype(dtype))

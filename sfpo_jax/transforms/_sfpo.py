@@ -1,0 +1,111 @@
+"""The recommended chain: sparsify and 1-bit Adam, their schedules in step."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sfpo_jax._validate import check_at_least, check_range
+from sfpo_jax.collectives import AxisName
+from sfpo_jax.schedules import cosine_sparsity
+from sfpo_jax.transforms._freeze import WarmupSteps
+from sfpo_jax.transforms._onebit_adam import onebit_adam
+from sfpo_jax.transforms._onebit_core import ScaleByOnebitAdamState
+from sfpo_jax.transforms._sparsify import SparsifyState, sparsify
+from sfpo_jax.transforms._state import MaskOrFn
+
+
+class SfpoState(NamedTuple):
+    """States of the two parts."""
+
+    sparsify: SparsifyState
+    onebit_adam: ScaleByOnebitAdamState
+
+
+def sfpo(
+    learning_rate: float | Callable[[jax.Array], Any],
+    total_steps: int,
+    *,
+    warmup_steps: WarmupSteps | None = None,
+    base_sparsity: float = 0.7,
+    final_sparsity: float = 0.3,
+    axis_name: AxisName = None,
+    min_size: int = 1024,
+    sparsity_mask: MaskOrFn = None,
+    **onebit_adam_arguments: Any,
+) -> optax.GradientTransformationExtraArgs:
+    """SFPO: cosine-annealed sparsification of gradients, then 1-bit Adam.
+
+    Like ``optax.chain(sparsify(cosine_sparsity(base_sparsity, total_steps,
+    final_sparsity, begin=warmup_steps)), onebit_adam(...))``, and with "auto" the
+    sparsity begins when the variance is in fact frozen: masked gradients in the warm-up
+    would leave entries with a variance near zero, frozen for good.
+
+    Args:
+      learning_rate: a number, or a schedule of the step.
+      total_steps: steps of the run.
+      warmup_steps: dense steps before the variance is frozen, or "auto"; None = 15 % of
+        the run.
+      base_sparsity: share of entries dropped at step 0, if it began there.
+      final_sparsity: share of entries dropped at the end; 0 is the published formula,
+        0.3 the published cure for late oscillation.
+      axis_name: mesh axis (or axes) of data parallelism; None is one worker.
+      min_size: tensors of fewer entries are not sparsified.
+      sparsity_mask: leaves to sparsify, a tree of bools or a function of the tree.
+      **onebit_adam_arguments: the other arguments of `onebit_adam`: b1, b2, eps,
+        weight_decay, compressor, mask, ...
+
+    Returns:
+      The transformation.
+
+    Raises:
+      ValueError: an argument outside its range; a warm-up longer than the run.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import sfpo_jax as sfpo
+      >>> tx = sfpo.sfpo(1e-3, total_steps=1000, weight_decay=0.05)
+      >>> params = {"w": jnp.ones((64, 64))}
+      >>> updates, state = tx.update(params, tx.init(params), params)
+      >>> int(state.onebit_adam.freeze.step)
+      150
+    """
+    check_at_least("total_steps", total_steps, 1, "the number of steps of the run")
+    check_range("base_sparsity", base_sparsity, 0, 1, "the share dropped at first")
+    check_range("final_sparsity", final_sparsity, 0, 1, "the share dropped at the end")
+    if warmup_steps is None:
+        warmup_steps = max(1, round(0.15 * total_steps))
+    adam = onebit_adam(
+        learning_rate,
+        warmup_steps=warmup_steps,
+        total_steps=total_steps,
+        axis_name=axis_name,
+        **onebit_adam_arguments,
+    )
+    masking = sparsify(
+        cosine_sparsity(base_sparsity, total_steps, final_sparsity),
+        min_size=min_size,
+        mask=sparsity_mask,
+        axis_name=axis_name,
+    )
+
+    def init_fn(params: optax.Params) -> SfpoState:
+        return SfpoState(masking.init(params), adam.init(params))
+
+    def update_fn(
+        updates: optax.Updates,
+        state: SfpoState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, SfpoState]:
+        del extra_args
+        is_frozen = state.onebit_adam.count >= state.onebit_adam.freeze.step
+        updates, masked = masking.update(
+            updates, state.sparsify, params, sparsity_is_on=jnp.asarray(is_frozen)
+        )
+        updates, adapted = adam.update(updates, state.onebit_adam, params)
+        return updates, SfpoState(masked, adapted)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

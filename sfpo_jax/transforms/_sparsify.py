@@ -1,0 +1,198 @@
+r"""Sparsification of gradients: only the largest entries of each tensor pass.
+
+SFPO keeps entry i when \|g_i\| >= quantile(\|g\|, s). Here that is made exact on every
+input: the k = n - ceil(s (n - 1)) largest magnitudes pass, ties to the lower index.
+Error feedback and momentum correction follow Lin et al. 2018, "Deep Gradient
+Compression", https://arxiv.org/abs/1712.01887.
+
+Masking saves no memory by itself (the dense gradient exists first), and no bytes unless
+what follows sends a sparse format: it regularises.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from sfpo_jax._validate import check_at_least, check_range, is_known
+from sfpo_jax.collectives import AxisName, all_finite, vary, varying_axes, widen
+from sfpo_jax.kernels import kept_count, select_largest
+from sfpo_jax.schedules import Schedule
+from sfpo_jax.transforms._state import (
+    MaskOrFn,
+    PerRank,
+    Selection,
+    own,
+    per_rank,
+    resolve_dtype,
+    select,
+    zeros_per_rank,
+)
+
+
+class SparsifyState(NamedTuple):
+    """State of `sparsify`."""
+
+    count: jax.Array  # int32[], steps that were not skipped
+    residual: PerRank  # what was dropped so far, a leaf's shape; empty without feedback
+    velocity: PerRank  # momentum of the correction, likewise
+
+
+def sparsify(
+    sparsity: float | Schedule,
+    *,
+    error_feedback: bool = False,
+    momentum: float | None = None,
+    min_size: int = 1024,
+    mask: MaskOrFn = None,
+    error_dtype: Any = None,
+    axis_name: AxisName = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Keeps the largest entries of each tensor and zeroes the rest.
+
+    Of n entries exactly k = n - ceil(s (n - 1)) pass, whatever their values. With error
+    feedback the dropped ones are added to the next gradient,
+
+    .. math::
+        r_{t+1} = (g_t + r_t) - \mathrm{kept}(g_t + r_t),
+
+    and with momentum correction the residual accumulates a momentum instead: u = m u +
+    g, v = v + u, v's largest pass, and u and v are cleared where they did.
+
+    A step whose gradient is not finite, on any rank, passes unchanged and leaves the
+    state as it was.
+
+    Args:
+      sparsity: share of entries dropped, in [0, 1], or a schedule of the step.
+      error_feedback: keep what was dropped for later steps. Each rank then has its own
+        residual. Before `onebit_adam` it hurt in our runs: off.
+      momentum: factor m of the momentum correction, in [0, 1); implies error feedback.
+      min_size: tensors of fewer entries pass dense.
+      mask: leaves to sparsify, a tree of bools or a function of the tree; None = all.
+        Integer, boolean and empty leaves always pass.
+      error_dtype: dtype of the residuals, float32 or bfloat16; None = float32.
+      axis_name: mesh axis the ranks agree over on a skipped step.
+
+    Returns:
+      The transformation.
+
+    Raises:
+      ValueError: an argument outside its range.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import sfpo_jax as sfpo
+      >>> tx = sfpo.sparsify(0.5, min_size=1)
+      >>> grads = jnp.array([3.0, -4.0, 1.0, 0.5, 2.0])
+      >>> updates, _ = tx.update(grads, tx.init(grads))
+      >>> print(updates)
+      [ 3. -4.  0.  0.  2.]
+    """
+    if not callable(sparsity):
+        check_range("sparsity", sparsity, 0.0, 1.0, "the share of entries dropped")
+    if momentum is not None:
+        check_range("momentum", momentum, 0.0, 1.0, "a decay factor", open_high=True)
+    check_at_least("min_size", min_size, 0, "the size from which tensors are masked")
+    dtype = resolve_dtype("error_dtype", error_dtype, ("float32", "bfloat16"))
+    has_residual = error_feedback or momentum is not None
+
+    def init_fn(params: optax.Params) -> SparsifyState:
+        chosen = select(params, mask)
+
+        def zeros(wanted: bool) -> PerRank:
+            if not wanted:
+                return PerRank(())
+            zeros = zeros_per_rank(chosen.shapes(), dtype or jnp.float32, axis_name)
+            return PerRank(chosen.state(zeros))
+
+        return SparsifyState(
+            count=jnp.zeros([], jnp.int32),
+            residual=zeros(has_residual),
+            velocity=zeros(momentum is not None),
+        )
+
+    def update_fn(
+        updates: optax.Updates,
+        state: SparsifyState,
+        params: optax.Params | None = None,
+        *,
+        sparsity_is_on: jax.Array | bool = True,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, SparsifyState]:
+        del params, extra_args
+        share = sparsity(state.count) if callable(sparsity) else sparsity
+        share = jnp.where(sparsity_is_on, jnp.asarray(share, jnp.float32), 0.0)
+        chosen = select(updates, mask)
+        finite = all_finite(select(updates).chosen(), axis_name)
+        grads = [widen(g) for g in chosen.chosen()]
+        residual = _read(chosen, state.residual, has_residual, axis_name)
+        velocity = _read(chosen, state.velocity, momentum is not None, axis_name)
+
+        if momentum is not None:
+            velocity = [
+                u.astype(g.dtype) * momentum + g
+                for g, u in zip(grads, velocity, strict=True)
+            ]
+            grads = velocity
+        if has_residual:
+            grads = [
+                g + r.astype(g.dtype) for g, r in zip(grads, residual, strict=True)
+            ]
+        masks = [_mask(g, share, min_size) for g in grads]
+        # What rounding to the leaf's dtype loses stays in the residual too.
+        sent = [
+            jnp.where(m, g, 0).astype(old.dtype)
+            for g, m, old in zip(grads, masks, chosen.chosen(), strict=True)
+        ]
+        dropped = [g - widen(s) for g, s in zip(grads, sent, strict=True)]
+        cleared = [jnp.where(m, 0, u) for m, u in zip(masks, velocity, strict=False)]
+
+        def keep(old: PerRank, values: list[jax.Array], is_used: bool) -> PerRank:
+            held = _read(chosen, old, is_used, axis_name)
+            new = _where(finite, values, held) if is_used else []
+            return PerRank(chosen.state(per_rank(new, axis_name))) if is_used else old
+
+        return chosen.replace(_where(finite, sent, chosen.chosen())), SparsifyState(
+            count=jnp.where(finite, optax.safe_increment(state.count), state.count),
+            residual=keep(state.residual, dropped, has_residual),
+            velocity=keep(state.velocity, cleared, momentum is not None),
+        )
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _read(
+    chosen: Selection, node: PerRank, is_used: bool, axis_name: AxisName
+) -> list[jax.Array]:
+    return own(chosen.read(node.tree), axis_name) if is_used else []
+
+
+def _where(
+    condition: jax.Array, new: Sequence[jax.Array], old: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """Each new array, cast to the old one's dtype, where the condition holds."""
+    return [
+        jnp.where(condition, n.astype(o.dtype), o)
+        for n, o in zip(new, old, strict=True)
+    ]
+
+
+def _mask(x: jax.Array, share: jax.Array, min_size: int | jax.Array) -> jax.Array:
+    """bool of x's shape: the entries that pass at sparsity `share`."""
+    if is_known(min_size) and x.size < min_size:
+        return jnp.ones_like(x, dtype=jnp.bool_)
+    count = kept_count(x.size, share)
+    if not is_known(min_size):
+        count = jnp.where(x.size < min_size, jnp.uint32(x.size), count)
+    flat = x.reshape(1, -1)
+    everything = jnp.ones_like(flat, dtype=jnp.bool_)
+    # A warm-up at sparsity 0 should not pay for the selection.
+    kept = lax.cond(
+        count >= x.size,
+        lambda: vary(everything, tuple(varying_axes(flat))),
+        lambda: select_largest(flat, count[None]),
+    )
+    return kept.reshape(x.shape)

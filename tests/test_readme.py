@@ -1,0 +1,32 @@
+"""The examples of the README run as they stand there, in a fresh interpreter."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def examples() -> list[str]:
+    return BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+
+
+def test_the_readme_has_an_example() -> None:
+    assert examples(), "README.md has no ```python block"
+
+
+@pytest.mark.parametrize("source", examples(), ids=lambda source: source[:30])
+def test_an_example_runs(source: str) -> None:
+    # Warnings are errors here too: an example must not teach what is deprecated.
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", source],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
