@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -27,8 +28,9 @@ class Contender:
     tx: optax.GradientTransformation
     phases: tuple[str | None, ...] = (None,)
     """Phases whose wire bytes differ, in the order they are run through."""
-    sparsity_at: Callable[[int, int], float] = lambda step, freeze: 0.0
-    """(step, first compressed step) -> share of entries masked."""
+    sparsity: Callable[[int | None], np.ndarray] | None = None
+    """First compressed step, None before it -> share of entries masked in each step,
+    float32[steps]; None: nothing is masked."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +48,10 @@ class Result:
     parameters: int
     freeze: int | None
     """First compressed step; None where nothing freezes."""
+    sparsity: np.ndarray
+    """Share of entries masked in each step, float32[steps]."""
     step_seconds: float
-    """Median over the second half of the steps."""
+    """Median over the second half of the steps, NaN for a single step."""
     start_seconds: float
     """Making the parameters, compiling, and the first step."""
     seconds: float
@@ -89,7 +93,10 @@ def run_contender(
       The result, with all records.
     """
     began = time.perf_counter()
-    key = jax.random.key(train.seed) if task.has_key else None
+    key = None
+    if task.has_key:
+        # Not the key the parameters come from.
+        key = jax.random.fold_in(jax.random.key(train.seed), 1)
     step = make_train_step(
         task.loss_fn,
         contender.tx,
@@ -100,8 +107,7 @@ def run_contender(
     state = step.init(task.init(train.seed), key)
     first = next(batches)
     wire_bytes = [
-        sum(step.wire_bytes(state, first, phase).values())
-        for phase in contender.phases
+        sum(step.wire_bytes(state, first, phase).values()) for phase in contender.phases
     ]
     tests = [step.shard_batch(batch) for batch in tests]
     log = _Log(contender, wire_bytes, train, on_record)
@@ -125,7 +131,8 @@ def run_contender(
         wire_bytes=wire_bytes,
         parameters=task.parameters,
         freeze=log.freeze,
-        step_seconds=statistics.median(log.durations[len(log.durations) // 2 :]),
+        sparsity=log.sparsity,
+        step_seconds=_median(log.durations[len(log.durations) // 2 :]),
         start_seconds=log.first_done - began,
         seconds=time.perf_counter() - began,
         skipped=int(state.skipped),
@@ -137,6 +144,10 @@ def _test(task: Task, params: Any, tests: Sequence[Batch]) -> tuple[float, float
     sums = [task.test(params, batch) for batch in tests]
     correct, loss, images = (sum(map(float, part)) for part in zip(*sums, strict=True))
     return correct / images, loss / images
+
+
+def _median(durations: Sequence[float]) -> float:
+    return statistics.median(durations) if durations else float("nan")
 
 
 class _Log:
@@ -156,16 +167,17 @@ class _Log:
         self.first_done = 0.0
         self._contender = contender
         self._wire_bytes = wire_bytes
-        self._every = train.log_every
+        self._steps, self._every = train.steps, train.log_every
         self._on_record = on_record
         self._pending: list[tuple[int, Record]] = []
         # When the step before was done; None after a test, whose time is not a step's.
         self._clock: float | None = None
+        self.sparsity = self._sparsity()
 
     def step(self, done: int, metrics: Record, opt_state: Any) -> None:
         """Takes the metrics of a step and waits for those of the step before."""
         self._pending.append((done, metrics))
-        if self.freeze is None and done % self._every == 0:
+        if self.freeze is None and (done % self._every == 0 or done == self._steps):
             self._look_for_freeze(done, opt_state)
         if len(self._pending) > 1:
             self._resolve()
@@ -190,16 +202,15 @@ class _Log:
         self.first_done = self.first_done or now
         if done % self._every:
             return
-        freeze = done if self.freeze is None else self.freeze
-        is_compressed = self.freeze is not None and done > freeze
+        is_compressed = self.freeze is not None and done > self.freeze
         self._emit(
             {
                 "step": done,
                 "train_loss": statistics.fmean(self.losses[-self._every :]),
                 "grad_norm": float(metrics["grad_norm"]),
-                "sparsity": self._contender.sparsity_at(done - 1, freeze),
+                "sparsity": float(self.sparsity[done - 1]),
                 "wire_bytes": self._wire_bytes[-1 if is_compressed else 0],
-                "step_ms": 1e3 * statistics.median(self.durations[-self._every :]),
+                "step_ms": 1e3 * _median(self.durations[-self._every :]),
                 "skipped": int(metrics["skipped"]),
             }
         )
@@ -213,3 +224,9 @@ class _Log:
         found = optax.tree.get(opt_state, "freeze")
         if found is not None and int(found.step) <= done:
             self.freeze = int(found.step)
+            self.sparsity = self._sparsity()
+
+    def _sparsity(self) -> np.ndarray:
+        if self._contender.sparsity is None:
+            return np.zeros(self._steps, np.float32)
+        return self._contender.sparsity(self.freeze)

@@ -1,6 +1,7 @@
 """What a run shows while it goes: a bar on a terminal, plain lines elsewhere."""
 
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import (
@@ -16,7 +17,7 @@ from experiments.contender import Record
 
 
 class RunProgress:
-    """Shows the records of several contenders, one bar or one line at a time.
+    """Shows the records of several contenders; a context manager.
 
     Args:
       console: where to; bars only where it is a terminal.
@@ -27,13 +28,14 @@ class RunProgress:
     def __init__(self, console: Console, names: list[str], steps: int) -> None:
         self._console = console
         self._steps = steps
-        self._accuracy: dict[str, str] = {}
         self._width = max(map(len, names))
+        self._accuracy = dict.fromkeys(names, "")
+        self._tenths = dict.fromkeys(names, 0)
         self._bars: dict[str, TaskID] = {}
         self._progress: Progress | None = None
         if console.is_terminal:
             self._progress = Progress(
-                TextColumn(f"{{task.description:<{self._width}}}"),
+                TextColumn("{task.description}"),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
@@ -45,7 +47,7 @@ class RunProgress:
                     name, total=steps, start=False, status="waiting"
                 )
 
-    def __enter__(self) -> "RunProgress":
+    def __enter__(self) -> Self:
         if self._progress:
             self._progress.start()
         return self
@@ -60,28 +62,30 @@ class RunProgress:
             self._progress.stop()
 
     def begin(self, name: str) -> None:
-        """A contender starts: its program is compiled before the first step."""
+        """A contender starts; its program is compiled before the first step."""
         if self._progress:
-            self._progress.start_task(self._bars[name])
             self._progress.update(self._bars[name], status="compiling")
         else:
-            self._console.print(f"{name}: compiling", highlight=False)
+            self._line(name, 0, "compiling")
 
     def show(self, record: Record) -> None:
-        """A record of `run_contender`."""
-        name = record["contender"]
+        """Shows a record of `run_contender`."""
+        name, done = record["contender"], record["step"]
         if "test_accuracy" in record:
-            self._accuracy[name] = f"accuracy {record['test_accuracy']:6.2%}"
-            if not self._progress:
-                self._line(record, self._accuracy[name])
-            return
+            text = f"test accuracy {record['test_accuracy']:.1%}"
+            self._accuracy[name] = text
+        else:
+            text = f"loss {record['train_loss']:.3f}"
         if self._progress:
-            status = f"loss {record['train_loss']:.3f}  {self._accuracy.get(name, '')}"
-            self._progress.update(
-                self._bars[name], completed=record["step"], status=status
-            )
-        elif record["step"] * 10 // self._steps > self._tenth(record):
-            self._line(
-                record,
-                f"loss {record['train_loss']:6.3f}  {record['step_ms']:6.1f} ms a step",
-            )
+            self._progress.start_task(self._bars[name])
+            status = f"{text}  {self._accuracy[name]}" if "loss" in text else text
+            self._progress.update(self._bars[name], completed=done, status=status)
+        elif "test_accuracy" in record or done * 10 // self._steps > self._tenths[name]:
+            # Ten lines of the loss are enough for a log file.
+            self._tenths[name] = done * 10 // self._steps
+            self._line(name, done, text)
+
+    def _line(self, name: str, done: int, text: str) -> None:
+        steps = f"{done:>{len(str(self._steps))}}/{self._steps}"
+        line = f"{name:<{self._width}}  step {steps}  {text}"
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -74,9 +74,7 @@ def make_task(model: ViTConfig, dataset: Dataset, *, recompute: bool) -> Task:
         is_correct = jnp.argmax(scores, axis=-1) == batch.labels
         return loss.mean(), {"accuracy": is_correct.astype(jnp.float32).mean()}
 
-    def test(
-        params: Any, batch: Batch
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def test(params: Any, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
         scores = logits(params, batch, None)
         is_real = (batch.labels != PADDING).astype(jnp.float32)
         labels = jnp.maximum(batch.labels, 0)

@@ -84,7 +84,10 @@ def normalization(images: np.ndarray) -> Normalization:
 
 
 def preprocess(
-    images: jax.Array, scale: Normalization, image_size: int, channels: int
+    images: np.ndarray | jax.Array,
+    scale: Normalization,
+    image_size: int,
+    channels: int,
 ) -> jax.Array:
     """Bytes to what a model reads: normalised, enlarged, its channels made up.
 
@@ -99,7 +102,7 @@ def preprocess(
     """
     mean = jnp.asarray(scale.mean, jnp.float32).reshape(1, 1, 1, -1)
     std = jnp.asarray(scale.std, jnp.float32).reshape(1, 1, 1, -1)
-    x = (images.astype(jnp.float32) / np.float32(255) - mean) / std
+    x = (jnp.asarray(images, jnp.float32) / np.float32(255) - mean) / std
     factor = image_size // images.shape[1]
     x = jnp.repeat(jnp.repeat(x, factor, axis=1), factor, axis=2)
     return jnp.broadcast_to(x, (*x.shape[:3], channels))

@@ -95,18 +95,20 @@ def _mnist5k() -> Images:
 
 def _npz(path: Path) -> Images:
     try:
+        if path.exists() and not zipfile.is_zipfile(path):
+            raise ValueError("it is no .npz file")
         with np.load(path) as file:
-            if missing := {"images", "labels"} - set(file.files):
-                raise ValueError(
-                    f"`data.source` must hold the arrays images and labels, got "
-                    f"{sorted(file.files)} in '{path}': {sorted(missing)} missing."
-                )
-            images, labels = file["images"], file["labels"]
-    except (OSError, zipfile.BadZipFile) as error:
+            arrays = {name: file[name] for name in file.files}
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from None
+    except (ValueError, zipfile.BadZipFile) as error:
+        raise _unreadable(path, str(error)) from None
+    if missing := {"images", "labels"} - set(arrays):
         raise ValueError(
-            f"`data.source` cannot be read, got '{path}': "
-            f"{getattr(error, 'strerror', None) or 'it is no .npz file'}."
-        ) from None
+            "`data.source` must hold the arrays images and labels, got "
+            f"{sorted(arrays)} in '{path}': {sorted(missing)} missing."
+        )
+    images, labels = arrays["images"], arrays["labels"]
     if images.ndim == 3:
         images = images[..., None]
     if images.ndim != 4 or images.dtype != np.uint8 or not images.size:
@@ -120,7 +122,9 @@ def _npz(path: Path) -> Images:
             f"{labels.dtype} {list(labels.shape)} in '{path}'."
         )
     if labels.min() < 0:
-        raise ValueError(
-            f"`labels` must count from 0, got {labels.min()} in '{path}'."
-        )
+        raise ValueError(f"`labels` must count from 0, got {labels.min()} in '{path}'.")
     return Images(images, labels.astype(np.int32))
+
+
+def _unreadable(path: Path, reason: str) -> ValueError:
+    return ValueError(f"`data.source` cannot be read, got '{path}': {reason}.")

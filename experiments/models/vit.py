@@ -95,7 +95,12 @@ class Attention(nnx.Module):
         B, L, D = x_BxLxD.shape
         qkv_BxLx3xNxK = self.qkv(x_BxLxD).reshape(B, L, 3, self.heads, -1)
         q, k, v = (qkv_BxLx3xNxK[:, :, i] for i in range(3))
-        y_BxLxNxK = jax.nn.dot_product_attention(q, k, v)
+        scores_BxNxLxL = jnp.einsum(
+            "BQNK,BTNK->BNQT", q, k, preferred_element_type=jnp.float32
+        )
+        scale = (D // self.heads) ** -0.5
+        shares_BxNxLxL = jax.nn.softmax(scores_BxNxLxL * scale).astype(v.dtype)
+        y_BxLxNxK = jnp.einsum("BNQT,BTNK->BQNK", shares_BxNxLxL, v)
         return self.out(y_BxLxNxK.reshape(B, L, D))
 
 
@@ -113,9 +118,9 @@ class Block(nnx.Module):
     def __call__(self, x_BxLxD: jax.Array, key: jax.Array | None) -> jax.Array:
         """Returns an array like `x_BxLxD`; `key=None` switches the dropout off."""
         keys = (None, None) if key is None else jax.random.split(key)
-        y_BxLxD = self.attention(self.norm_attention(x_BxLxD))
+        y_BxLxD = self.attention(self.norm_attention(_float32(x_BxLxD)))
         x_BxLxD = x_BxLxD + self._drop(y_BxLxD, keys[0])
-        y_BxLxF = nnx.gelu(self.mlp_in(self.norm_mlp(x_BxLxD)))
+        y_BxLxF = nnx.gelu(self.mlp_in(self.norm_mlp(_float32(x_BxLxD))))
         return x_BxLxD + self._drop(self.mlp_out(y_BxLxF), keys[1])
 
     def _drop(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
@@ -168,10 +173,10 @@ class ViT(nnx.Module):
         apply = nnx.remat(Block.__call__) if self.recompute else Block.__call__
         for block, block_key in zip(self.blocks, keys[:-1], strict=True):
             x_BxLxD = apply(block, x_BxLxD, block_key)
-        x_BxLxD = self.norm(x_BxLxD)
+        x_BxLxD = self.norm(_float32(x_BxLxD))
         token = self.config.pool == "token"
         x_BxD = x_BxLxD[:, 0] if token else x_BxLxD.mean(axis=1)
-        return self.head(x_BxD.astype(jnp.float32))
+        return self.head(x_BxD)
 
     def _embed(self, images_BxHxWxC: jax.Array) -> jax.Array:
         c = self.config
@@ -186,7 +191,12 @@ class ViT(nnx.Module):
         if c.pool == "token":
             token = jnp.broadcast_to(self.token[...], (len(x_BxLxD), 1, c.width))
             x_BxLxD = jnp.concatenate([token.astype(x_BxLxD.dtype), x_BxLxD], axis=1)
-        return x_BxLxD + self.positions[...].astype(x_BxLxD.dtype)
+        return x_BxLxD + self.positions[None].astype(x_BxLxD.dtype)
+
+
+def _float32(x: jax.Array) -> jax.Array:
+    # A sum over a thousand features needs more than the 8 bits of a bfloat16.
+    return x.astype(jnp.float32)
 
 
 def patchify(images_BxHxWxC: jax.Array, patch_size: int) -> jax.Array:

@@ -66,7 +66,7 @@ def axis_index(axis_name: AxisName) -> jax.Array:
 
 def varying_axes(x: jax.Array) -> frozenset[str]:
     """Axes over which `shard_map`, with its checks on, holds x to differ."""
-    return frozenset(jax.typeof(x).mat.varying)  # pyright: ignore[reportAttributeAccessIssue]
+    return frozenset(jax.typeof(x).mat.varying)
 
 
 def vary(tree: Any, axis_name: AxisName) -> Any:

@@ -34,7 +34,7 @@ def positions(mask: jax.Array, count: int) -> jax.Array:
 
 
 def take(rows: jax.Array, index: jax.Array) -> jax.Array:
-    """[r, k]: entries of [r, w] at positions int32[r, k]; anything where out of range."""
+    """[r, k]: entries of [r, w] at int32[r, k]; anything where out of range."""
     index = jnp.minimum(index, rows.shape[-1] - 1)
     return jnp.take_along_axis(rows, index, axis=-1)
 

@@ -9,3 +9,6 @@ from sfpo_jax.kernels._bits import packed_size as packed_size
 from sfpo_jax.kernels._bits import unpack_bits as unpack_bits
 from sfpo_jax.kernels._select import kept_count as kept_count
 from sfpo_jax.kernels._select import select_largest as select_largest
+from sfpo_jax.kernels._select import (
+    select_largest_of_each as select_largest_of_each,
+)

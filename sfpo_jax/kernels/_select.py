@@ -5,6 +5,7 @@ largest is then found exactly by deciding its bits from the highest down, one co
 pass a bit; no sort, and no quantile of rounded positions. On ties the lower index wins.
 """
 
+from collections.abc import Sequence
 from fractions import Fraction
 from math import ceil
 
@@ -76,7 +77,7 @@ def select_largest(
 
     Args:
       rows: float[r, n] of 16, 32 or 64 bits; NaN counts as larger than infinity.
-      count: uint32[r], how many to mark in each row; at most the live entries of it.
+      count: uint32[r], how many to mark in each row.
       live: bool[r, n] or None for all: entries that may be marked.
 
     Returns:
@@ -89,58 +90,109 @@ def select_largest(
       ... )
       Array([[False,  True,  True, False]], dtype=bool)
     """
-    bits = 8 * rows.dtype.itemsize
-    unsigned = _UNSIGNED[rows.dtype.itemsize]
-    sign_cleared = np.array(2 ** (bits - 1) - 1, unsigned)
-    keys = lax.bitcast_convert_type(rows, unsigned) & sign_cleared
+    keys = _magnitude_bits(rows)
     if live is not None:
         # One above the magnitude, so that a live zero differs from a dead entry.
-        keys = jnp.where(live, keys + np.array(1, unsigned), np.array(0, unsigned))
-        available = jnp.sum(live, axis=-1, dtype=jnp.uint32)
-        count = jnp.minimum(count, available)
-    threshold = _kth_largest(keys, count)[:, None]
-    above = keys > threshold
-    equal = keys == threshold
-    missing = count - jnp.sum(above, axis=-1, dtype=jnp.uint32)
-    equals = jnp.sum(equal, axis=-1, dtype=jnp.uint32)
-    is_exact = jnp.all(missing == equals)
-    chosen = lax.cond(is_exact, lambda: equal, lambda: _first(equal, missing))
-    # A row that wants nothing has the largest key as threshold and `missing` zero.
-    return (above | chosen) & (count > 0)[:, None]
+        keys = jnp.where(live, keys + np.array(1, keys.dtype), np.array(0, keys.dtype))
+        count = jnp.minimum(count, jnp.sum(live, axis=-1, dtype=jnp.uint32))
+    return _select([keys], [count])[0]
 
 
-def _kth_largest(keys: jax.Array, count: jax.Array) -> jax.Array:
-    """The largest key t of each row with at least `count` keys >= t."""
-    bits = 8 * keys.dtype.itemsize
-    one = np.array(1, keys.dtype)
+def select_largest_of_each(
+    arrays: Sequence[jax.Array], counts: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """`select_largest` of several arrays of any shapes, each with a count of its own.
+
+    They share one loop, where one for each would take as long to compile as each.
+
+    Args:
+      arrays: float arrays of one dtype.
+      counts: uint32 scalars, how many to mark in each array.
+
+    Returns:
+      bool arrays of the same shapes.
+    """
+    if not arrays:
+        return []
+    keys = [_magnitude_bits(x.reshape(1, -1)) for x in arrays]
+    masks = _select(keys, [count[None] for count in counts])
+    return [mask.reshape(x.shape) for mask, x in zip(masks, arrays, strict=True)]
+
+
+def _magnitude_bits(x: jax.Array) -> jax.Array:
+    """The bits of |x|, unsigned, in the order of the magnitudes."""
+    unsigned = _UNSIGNED[x.dtype.itemsize]
+    cleared = np.array(2 ** (8 * x.dtype.itemsize - 1) - 1, unsigned)
+    return lax.bitcast_convert_type(x, unsigned) & cleared
+
+
+def _select(keys: list[jax.Array], counts: list[jax.Array]) -> list[jax.Array]:
+    """Marks the `counts` largest keys uint[r, n] of each row of each array.
+
+    Rows of all arrays are numbered through, so that what there is one of for each row
+    is one vector: an operation on it compiles once, not once for each array.
+    """
+    wanted = jnp.concatenate(counts)
+    threshold = _kth_largest(keys, wanted)
+    above = [k > t for k, t in zip(keys, _columns(threshold, keys), strict=True)]
+    equal = [k == t for k, t in zip(keys, _columns(threshold, keys), strict=True)]
+    missing = wanted - _counts(above)
+    chosen = lax.cond(
+        jnp.all(_counts(equal) == missing),
+        lambda: equal,
+        lambda: _first(equal, missing),
+    )
+    # A row that wants nothing has the largest key as threshold.
+    is_wanted = _columns(wanted > 0, keys)
+    return [(a | e) & w for a, e, w in zip(above, chosen, is_wanted, strict=True)]
+
+
+def _counts(flags: list[jax.Array]) -> jax.Array:
+    """uint32[rows of all arrays]: set flags of each row."""
+    counts = [jnp.sum(f, axis=-1, dtype=jnp.uint32) for f in flags]
+    return jnp.concatenate(counts)
+
+
+def _columns(vector: jax.Array, arrays: list[jax.Array]) -> list[jax.Array]:
+    """A vector over the rows of all arrays as one column [r, 1] for each array."""
+    ends = np.cumsum([x.shape[0] for x in arrays])[:-1]
+    return [part[:, None] for part in jnp.split(vector, ends)]
+
+
+def _kth_largest(keys: list[jax.Array], count: jax.Array) -> jax.Array:
+    """The largest t of each row with at least `count` keys >= t."""
+    bits = 8 * keys[0].dtype.itemsize
+    one = np.array(1, keys[0].dtype)
 
     def decide(i: jax.Array, found: jax.Array) -> jax.Array:
-        candidate = found | (one << (bits - 1 - i).astype(keys.dtype))
-        reached = jnp.sum(keys >= candidate[:, None], axis=-1, dtype=jnp.uint32)
+        candidate = found | (one << (bits - 1 - i).astype(one.dtype))
+        columns = _columns(candidate, keys)
+        reached = _counts([k >= c for k, c in zip(keys, columns, strict=True)])
         return jnp.where(reached >= count, candidate, found)
 
-    return lax.fori_loop(0, bits, decide, _zeros_of(keys, count).astype(keys.dtype))
+    return lax.fori_loop(0, bits, decide, _zeros_of(keys, count).astype(one.dtype))
 
 
-def _first(flags: jax.Array, count: jax.Array) -> jax.Array:
+def _first(flags: list[jax.Array], count: jax.Array) -> list[jax.Array]:
     """The first `count` set flags of each row, found by bisecting the index."""
-    size = flags.shape[-1]
-    index = lax.broadcasted_iota(jnp.uint32, flags.shape, 1)
+    index = [lax.broadcasted_iota(jnp.uint32, f.shape, 1) for f in flags]
+    bits = max(f.shape[-1] for f in flags).bit_length()
+
+    def before(end: jax.Array) -> list[jax.Array]:
+        columns = _columns(end, flags)
+        return [f & (i < e) for f, i, e in zip(flags, index, columns, strict=True)]
 
     def decide(i: jax.Array, end: jax.Array) -> jax.Array:
-        bit = jnp.uint32(1) << (size.bit_length() - 1 - i).astype(jnp.uint32)
-        candidate = end | bit
-        before = flags & (index < candidate[:, None])
-        reached = jnp.sum(before, axis=-1, dtype=jnp.uint32)
-        return jnp.where(reached <= count, candidate, end)
+        candidate = end | (jnp.uint32(1) << (bits - 1 - i).astype(jnp.uint32))
+        return jnp.where(_counts(before(candidate)) <= count, candidate, end)
 
-    end = lax.fori_loop(0, size.bit_length(), decide, _zeros_of(flags, count))
-    return flags & (index < end[:, None])
+    return before(lax.fori_loop(0, bits, decide, _zeros_of(flags, count)))
 
 
-def _zeros_of(rows: jax.Array, count: jax.Array) -> jax.Array:
-    """uint32[r] of zeros that varies over the mesh axes either argument varies over.
+def _zeros_of(arrays: list[jax.Array], count: jax.Array) -> jax.Array:
+    """uint32[rows] of zeros that varies over the mesh axes an argument varies over.
 
     Inside `shard_map` a loop's carry must have its final type from the start.
     """
-    return (rows[:, 0] != rows[:, 0]).astype(jnp.uint32) & (count ^ count)
+    firsts = jnp.concatenate([x[:, 0] for x in arrays])
+    return (firsts != firsts).astype(jnp.uint32) & (count ^ count)

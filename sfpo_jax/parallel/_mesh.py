@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh
@@ -12,7 +13,7 @@ def make_mesh(
     data: int = -1,
     op: int = 1,
     *,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
 ) -> Mesh:
     """A mesh with axes `node`, `data`, `op`, one size of which may be -1: what is left.
 

@@ -7,7 +7,6 @@ that was to be compressed.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -208,7 +207,11 @@ class TrainStep:
         )
         norm = global_norm(grads, self.batch_axes)
         finite = jnp.isfinite(norm)
-        dense = tuple(axis for axis in self.batch_axes if axis not in self._reduces)
+        dense = tuple(
+            axis
+            for axis in self.batch_axes
+            if axis not in self._reduces and self.mesh.shape[axis] > 1
+        )
         if dense:
             leaves, treedef = jax.tree.flatten(grads)
             grads = treedef.unflatten(axis_mean(leaves, dense))
@@ -226,7 +229,7 @@ class TrainStep:
         new = TrainState(
             params=params,
             opt_state=opt_state,
-            step=optax.safe_increment(state.step),
+            step=jnp.asarray(optax.safe_increment(state.step)),
             model_state=model_state,
             key=state.key,
             skipped=skipped,

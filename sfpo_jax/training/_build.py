@@ -54,7 +54,7 @@ def build(cls: type[T], values: Mapping[str, Any], *, base: T | None = None) -> 
     return _build(cls, values, base, "", dotted_keys(cls))
 
 
-def dotted_keys(cls: type, prefix: str = "") -> list[str]:
+def dotted_keys(cls: type) -> list[str]:
     """Names of all leaves of a dataclass of dataclasses, in order.
 
     Example:
@@ -67,40 +67,35 @@ def dotted_keys(cls: type, prefix: str = "") -> list[str]:
       >>> dotted_keys(Outer)
       ['inner.a']
     """
-    keys = []
+    return list(leaf_hints(cls))
+
+
+def leaf_hints(cls: type, prefix: str = "") -> dict[str, Any]:
+    """Annotations of all leaves by dotted key."""
+    found: dict[str, Any] = {}
     for name, hint in _hints(cls).items():
         if dataclasses.is_dataclass(hint):
-            keys += dotted_keys(typing.cast(type, hint), f"{prefix}{name}.")
+            found |= leaf_hints(typing.cast(type, hint), f"{prefix}{name}.")
         else:
-            keys.append(prefix + name)
-    return keys
-
-
-def leaf(config: Any, key: str) -> tuple[Any, Any]:
-    """The annotation and the value of the leaf that a dotted key names."""
-    *sections, name = key.split(".")
-    for section in sections:
-        config = getattr(config, section)
-    return _hints(type(config))[name], getattr(config, name)
+            found[prefix + name] = hint
+    return found
 
 
 def unknown_key(key: str, value: Any, known: list[str]) -> ConfigError:
     """The error for a key nobody reads, with the nearest of the `known` dotted keys."""
-    # The right name in the wrong section shares few letters as a whole.
-    name = key.rpartition(".")[2]
-    near = [k for k in known if k.rpartition(".")[2] == name]
-    near += difflib.get_close_matches(key, known, n=1)
-    if not near:
-        leaves = {k.rpartition(".")[2]: k for k in known}
-        near = [leaves[k] for k in difflib.get_close_matches(name, leaves, n=1)]
-    siblings = [k for k in known if k.rpartition(".")[0] == key.rpartition(".")[0]]
-    choices = ", ".join(siblings) or ", ".join(dict.fromkeys(_sections(known)))
-    remedy = f"did you mean `{near[0]}`?" if near else f"known here: {choices}"
+    section, _, name = key.rpartition(".")
+    prefix = f"{section}." if section else ""
+    inside = [k.removeprefix(prefix) for k in known if k.startswith(prefix)]
+    here = dict.fromkeys(k.partition(".")[0] for k in inside or known)
+    elsewhere = {k.rpartition(".")[2]: k for k in reversed(known)}
+    if near := difflib.get_close_matches(name, here, n=1):
+        remedy = f"did you mean `{prefix}{near[0]}`?"
+    elif near := difflib.get_close_matches(name, elsewhere, n=1):
+        # The right name in the wrong section.
+        remedy = f"did you mean `{elsewhere[near[0]]}`?"
+    else:
+        remedy = f"known here: {', '.join(here)}"
     return ConfigError(f"unknown key `{key}` (value {value!r}): {remedy}")
-
-
-def _sections(keys: list[str]) -> list[str]:
-    return [key.partition(".")[0] for key in keys]
 
 
 def _hints(cls: type) -> dict[str, Any]:
@@ -134,14 +129,14 @@ def _build(
                 typing.cast(Any, hint), values[name], old, f"{prefix}{name}.", known
             )
         else:
-            kwargs[name] = check_type(f"{prefix}{name}", values[name], hint, old)
+            kwargs[name] = _typed(f"{prefix}{name}", values[name], hint, old)
     try:
         return cls(**kwargs)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
 
-def check_type(key: str, value: Any, hint: Any, example: Any = None) -> Any:
+def _typed(key: str, value: Any, hint: Any, example: Any = None) -> Any:
     """`value` as the type `hint`, an int where a float is asked for becoming one.
 
     Args:
@@ -163,7 +158,7 @@ def check_type(key: str, value: Any, hint: Any, example: Any = None) -> Any:
         elif typing.get_origin(option) is Annotated:
             # The section's own message explains the missing unit.
             if type(value) in (str, int, float):
-                return value
+                return str(value)
         elif type(value) is option:
             return value
     message = f"`{key}` must be {_describe(hint)}, got {value!r}"

@@ -1,15 +1,16 @@
 """From sections of the configuration to an Optax optimizer."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 
 from sfpo_jax import compression
 from sfpo_jax.collectives import AxisName
 from sfpo_jax.schedules import cosine_sparsity
-from sfpo_jax.training._sections import Communication, Memory, Optimizer, Sparsity
+from sfpo_jax.training._layout_sections import Communication, Memory
+from sfpo_jax.training._sections import Optimizer, Sparsity
 from sfpo_jax.transforms import (
     clip_by_global_norm,
     compressed_mean,
@@ -49,24 +50,29 @@ def warmup_steps(communication: Communication, steps: int) -> int | str:
     return share if isinstance(share, str) else max(1, round(share * steps))
 
 
-def sparsity_at(
-    sparsity: Sparsity, communication: Communication, steps: int, freeze: int
-) -> Callable[[int], float]:
-    """Share of entries that `make_optimizer` drops at a step, for reports.
+def sparsity_curve(
+    sparsity: Sparsity, communication: Communication, steps: int, freeze: int | None
+) -> np.ndarray:
+    """Share of entries that `make_optimizer` masks in each step, for reports.
 
     Args:
       sparsity: the section.
       communication: the section; only 1bit_adam masks.
       steps: steps of the run.
-      freeze: first compressed step.
+      freeze: first compressed step, None where there is none (yet).
+
+    Returns:
+      float32[steps].
     """
     is_masked = communication.compression.algorithm == "1bit_adam"
     if sparsity.schedule == "none" or not is_masked:
-        return lambda step: 0.0
+        return np.zeros(steps, np.float32)
     base, final = _ends(sparsity)
-    begin = min(freeze, steps) if sparsity.begin == "freeze" else 0
+    begin = 0
+    if sparsity.begin == "freeze":
+        begin = steps if freeze is None else min(freeze, steps)
     schedule = cosine_sparsity(base, steps, final, begin=begin)
-    return lambda step: float(schedule(step))
+    return np.asarray(schedule(np.arange(steps, dtype=np.int32)))
 
 
 def make_dense_optimizer(

@@ -1,4 +1,6 @@
-"""The sections every experiment shares; `model` belongs to each experiment.
+"""The sections `data`, `optimizer`, `sparsity` and `train`: what a run does.
+
+Every experiment has these and those of `_layout_sections`, and a `model` of its own.
 
 Only keys that change the run exist. Each is checked where its section is made, so that
 a configuration in hand is one that can start; what needs the number of devices or the
@@ -9,10 +11,7 @@ import dataclasses
 from typing import Literal
 
 from sfpo_jax._validate import check_at_least, check_range
-from sfpo_jax.training._build import Quantity
-from sfpo_jax.units import parse_bytes
-
-Algorithm = Literal["none", "bf16", "int8", "1bit_adam", "sparse_1bit"]
+from sfpo_jax.training._layout_sections import Parallel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +85,15 @@ class Optimizer:
                 "a decay factor",
                 open_high=True,
             )
-        check_at_least("optimizer.eps", self.eps, 0.0, "added to the denominator")
-        check_at_least("optimizer.weight_decay", self.weight_decay, 0.0, "a decay")
+        for name in ("eps", "weight_decay"):
+            check_range(
+                f"optimizer.{name}",
+                getattr(self, name),
+                0.0,
+                float("inf"),
+                "finite, and 0 where it is not wanted",
+                open_high=True,
+            )
         if self.clip_norm != "none":
             check_range(
                 "optimizer.clip_norm",
@@ -96,6 +102,7 @@ class Optimizer:
                 float("inf"),
                 "a norm; write none to clip nothing",
                 open_low=True,
+                open_high=True,
             )
 
 
@@ -124,141 +131,6 @@ class Sparsity:
                 "the share of entries dropped",
             )
         check_at_least("sparsity.min_size", self.min_size, 0, "a number of entries")
-
-
-@dataclasses.dataclass(frozen=True)
-class Mesh:
-    """Devices along each axis; -1 takes what the others leave."""
-
-    node: int = 1
-    """Slow links, between hosts."""
-    data: int = -1
-    """Fast links, the axis of data parallelism."""
-    op: int = 1
-    """Devices that share one operator."""
-
-    def __post_init__(self) -> None:
-        sizes = dataclasses.asdict(self)
-        for name, size in sizes.items():
-            if size < 1 and size != -1:
-                raise ValueError(
-                    f"`parallel.mesh.{name}` must be at least 1, or -1 for what is "
-                    f"left, got {size}: it is a number of devices."
-                )
-        if list(sizes.values()).count(-1) > 1:
-            raise ValueError(
-                f"`parallel.mesh` may hold -1 once, got {sizes}: -1 takes what the "
-                "other axes leave; give the others their size."
-            )
-
-
-@dataclasses.dataclass(frozen=True)
-class Time:
-    """Arithmetic done twice to store less."""
-
-    recompute: Literal["none", "full"] = "none"
-    """Keep all activations, or compute those inside each block again."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Parallel:
-    """How a step is laid out over devices and time."""
-
-    mesh: Mesh = Mesh()
-    time: Time = Time()
-    microbatches: int = 1
-    """Parts of a device's batch that run one after another to save memory."""
-    cpu_devices: int = 8
-    """Devices the host shows where JAX runs on the CPU alone."""
-
-    def __post_init__(self) -> None:
-        check_at_least(
-            "parallel.microbatches", self.microbatches, 1, "the parts of a batch"
-        )
-        check_at_least("parallel.cpu_devices", self.cpu_devices, 1, "a device count")
-
-
-@dataclasses.dataclass(frozen=True)
-class Compression:
-    """What crosses the network."""
-
-    algorithm: Algorithm = "1bit_adam"
-    """none: dense AdamW. bf16, int8: gradients sent so, then AdamW. 1bit_adam: SFPO,
-    masked gradients and momentum as signs. sparse_1bit: momentum as the signs of its
-    largest entries, no masking."""
-    error_feedback: bool = True
-    """Add what compression lost to the next step, on both sides."""
-    block_size: int | Literal["auto"] = "auto"
-    """Entries that share a scale; auto: 256 for int8, 2048 for signs."""
-    density: float = 0.1
-    """Share of the entries that sparse_1bit sends."""
-    warmup: float | Literal["auto"] = 0.15
-    """Share of the run before 1-bit Adam freezes its variance, or auto: when the
-    variance is stable, after 20 % of the run at the latest."""
-
-    def __post_init__(self) -> None:
-        prefix = "communication.compression"
-        if self.block_size != "auto":
-            # A multiple of 8, since signs are packed into whole bytes.
-            if self.block_size < 8 or self.block_size % 8:
-                raise ValueError(
-                    f"`{prefix}.block_size` must be a positive multiple of 8, or auto, "
-                    f"got {self.block_size}: it is the number of entries that share a "
-                    "scale."
-                )
-        check_range(
-            f"{prefix}.density",
-            self.density,
-            0.0,
-            1.0,
-            "the share of entries sent",
-            open_low=True,
-        )
-        if self.warmup != "auto":
-            check_range(
-                f"{prefix}.warmup",
-                self.warmup,
-                0.0,
-                1.0,
-                "a share of the run, not a number of steps; 0.1 to 0.2 is usual, "
-                "longer than the run cannot be",
-                open_low=True,
-            )
-
-
-@dataclasses.dataclass(frozen=True)
-class Communication:
-    """What is sent, and in which portions."""
-
-    compression: Compression = Compression()
-    bucket_size: Quantity = "256MB"
-    """Float32 bytes of leaves that travel together, with a unit."""
-
-    def __post_init__(self) -> None:
-        name = "communication.bucket_size"
-        size = parse_bytes(self.bucket_size, name=name)
-        if size < 4:
-            raise ValueError(
-                f"`{name}` must hold a float32, got '{self.bucket_size}': write at "
-                "least 4B; 256MB is usual."
-            )
-
-    @property
-    def bucket_entries(self) -> int:
-        """Float32 entries that travel together."""
-        return parse_bytes(self.bucket_size) // 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    """Precision of what the optimizer keeps."""
-
-    mu_dtype: Literal["float32", "bfloat16", "packed"] = "float32"
-    """First moment; packed: as the bytes it arrived in (1-bit algorithms only)."""
-    nu_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Second moment."""
-    error_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Residuals of the error feedback."""
 
 
 @dataclasses.dataclass(frozen=True)

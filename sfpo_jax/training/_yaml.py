@@ -19,7 +19,7 @@ _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 
 
 def parse_yaml(text: str, name: str = "<text>") -> dict[str, Any]:
-    """Reads one YAML document whose top is a mapping.
+    r"""Reads one YAML document whose top is a mapping.
 
     Args:
       text: the document.
@@ -73,8 +73,20 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 def write_yaml(path: str | Path, config: Any) -> None:
     """Writes a dataclass of dataclasses so that `read_yaml` gives the same values."""
-    text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
+    text = yaml.dump(dataclasses.asdict(config), Dumper=_Dumper, sort_keys=False)
     Path(path).write_text(text, encoding="utf-8")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the text that `scalar` would read as something else."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = None if scalar(text) == text else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
 
 
 def scalar(text: str) -> Any:

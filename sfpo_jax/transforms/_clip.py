@@ -61,10 +61,10 @@ def clip_by_global_norm(
 
     def update_fn(
         updates: optax.Updates,
-        state: optax.EmptyState,
+        state: Any,
         params: optax.Params | None = None,
         **extra_args: Any,
-    ) -> tuple[optax.Updates, optax.EmptyState]:
+    ) -> tuple[optax.Updates, Any]:
         del params, extra_args
         norm = global_norm(updates, axis_name)
         scale = jnp.where(norm > max_norm, max_norm / norm, 1.0)

@@ -105,7 +105,7 @@ def compressed_mean(
 
     def update_fn(
         updates: optax.Updates,
-        state: CompressedMeanState,
+        state: Any,
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, CompressedMeanState]:

@@ -39,6 +39,7 @@ def scale_by_onebit_adam(
     error_feedback: bool = True,
     mu_dtype: Any = None,
     nu_dtype: Any = None,
+    nu_floor: float = 0.01,
     error_dtype: Any = None,
     bucket_size: str = "256MB",
 ) -> optax.GradientTransformationExtraArgs:
@@ -66,13 +67,14 @@ def scale_by_onebit_adam(
         error_feedback=error_feedback,
         mu_dtype=mu_dtype,
         nu_dtype=nu_dtype,
+        nu_floor=nu_floor,
         error_dtype=error_dtype,
         bucket_size=bucket_size,
     )
 
     def update_fn(
         updates: optax.Updates,
-        state: ScaleByOnebitAdamState,
+        state: Any,
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
@@ -97,6 +99,7 @@ def onebit_adam(
     error_feedback: bool = True,
     mu_dtype: Any = None,
     nu_dtype: Any = None,
+    nu_floor: float = 0.01,
     error_dtype: Any = None,
     mask: MaskOrFn = None,
     bucket_size: str = "256MB",
@@ -137,6 +140,9 @@ def onebit_adam(
       mu_dtype: of the first moment: float32, bfloat16, or "packed": the bytes it
         arrived in, 1/8 byte a parameter, in place of 4.
       nu_dtype: of the second moment, float32 or bfloat16.
+      nu_floor: after the freeze, v counts as at least this share of the mean of its
+        block. It touches almost nothing after a dense warm-up, and keeps a run alive
+        whose warm-up was masked; 0 is the published algorithm.
       error_dtype: of the residuals, float32 or bfloat16.
       mask: leaves to decay, a tree of bools or a function of the parameters to one.
       bucket_size: leaves are sent together up to this many bytes of float32: larger
@@ -176,6 +182,7 @@ def onebit_adam(
         error_feedback=error_feedback,
         mu_dtype=mu_dtype,
         nu_dtype=nu_dtype,
+        nu_floor=nu_floor,
         error_dtype=error_dtype,
         bucket_size=bucket_size,
     )
@@ -183,7 +190,7 @@ def onebit_adam(
 
     def update_fn(
         updates: optax.Updates,
-        state: ScaleByOnebitAdamState,
+        state: Any,
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
@@ -223,6 +230,7 @@ def _core(
     error_feedback: bool,
     mu_dtype: Any,
     nu_dtype: Any,
+    nu_floor: float,
     error_dtype: Any,
     bucket_size: str,
 ) -> OnebitAdam:
@@ -230,6 +238,7 @@ def _core(
     check_range("b1", b1, 0.0, 1.0, "a decay factor", open_high=True)
     check_range("b2", b2, 0.0, 1.0, "a decay factor", open_high=True)
     check_at_least("eps", eps, 0.0, "added to the denominator")
+    check_range("nu_floor", nu_floor, 0.0, 1.0, "a share of the mean variance")
     is_packed = isinstance(mu_dtype, str) and mu_dtype == "packed"
     error = resolve_dtype("error_dtype", error_dtype, _FLOATS)
     if is_packed and error is not None and error.name == "bfloat16":
@@ -248,6 +257,7 @@ def _core(
         is_packed=is_packed,
         mu_dtype=None if is_packed else _mu_dtype(mu_dtype),
         nu_dtype=resolve_dtype("nu_dtype", nu_dtype, _FLOATS),
+        nu_floor=nu_floor,
         error_dtype=error,
         bucket_entries=bucket_entries(bucket_size),
     )

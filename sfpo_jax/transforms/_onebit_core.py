@@ -13,7 +13,10 @@ current step,
                  u = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^W)) + eps)
 
 An entry that had no gradient before the freeze has v = 0 and no denominator: it enters
-no scale and its update is 0.
+no scale and its update is 0. One that had almost none has a denominator near zero, and
+the noise of one bit over it makes steps without bounds: a run whose warm-up was masked
+fails by that. Afterwards v therefore counts as at least `nu_floor` times the mean of
+its block.
 """
 
 from dataclasses import dataclass
@@ -40,6 +43,7 @@ from sfpo_jax.transforms._freeze import FreezeRule, FreezeState
 from sfpo_jax.transforms._state import (
     PerRank,
     Selection,
+    increment,
     own,
     per_rank,
     select,
@@ -61,7 +65,8 @@ class ScaleByOnebitAdamState(NamedTuple):
     that are not floating or empty.
     """
 
-    count: jax.Array  # int32[], steps that were not skipped
+    # Steps that were not skipped, int32[].
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
     freeze: FreezeState  # when the variance freezes
     mu: Any  # tree, first moment; packed: its payload, of each bucket's groups
     nu: Any  # tree, second moment
@@ -87,6 +92,7 @@ class OnebitAdam:
     is_packed: bool
     mu_dtype: Any
     nu_dtype: Any
+    nu_floor: float | jax.Array
     error_dtype: Any
     bucket_entries: int
 
@@ -156,7 +162,7 @@ class OnebitAdam:
         nu = _as(work, chosen.read(state.nu))
         mu = [b1 * m + (1 - b1) * g for m, g in zip(mu, grads, strict=True)]
         nu = [b2 * v + (1 - b2) * g * g for v, g in zip(nu, grads, strict=True)]
-        count = optax.safe_increment(state.count)
+        count = increment(state.count)
         directions = self._directions(mu, nu, count, count)
         correction = _bias_correction(b2, count, work)
         norm = sum((jnp.sum(v) for v in nu), jnp.zeros([], work)) / correction
@@ -178,8 +184,8 @@ class OnebitAdam:
         b1, work = self.b1, chosen.working_dtype()
         buckets = self._buckets(chosen, axis_size(self.axis_name))
         nu = _as(work, chosen.read(state.nu))
-        has_variance = [v > 0 for v in nu]
-        live = [bucket.pack(has_variance) for bucket in buckets]
+        variances = [bucket.pack(nu) for bucket in buckets]
+        live = [tuple(rows > 0 for rows in groups) for groups in variances]
         worker = own(state.worker_error.tree, self.axis_name)
         server = own(state.server_error.tree, self.axis_name)
         has_errors = self.has_feedback or self.is_packed
@@ -214,7 +220,11 @@ class OnebitAdam:
                 worker_error=PerRank(per_rank(held, self.axis_name)),
                 server_error=PerRank(per_rank(server, self.axis_name)),
             )
-        count = optax.safe_increment(state.count)
+        count = increment(state.count)
+        for bucket, groups in zip(buckets, variances, strict=True):
+            raised = bucket.unpack([self._raised(rows) for rows in groups])
+            for leaf, flat in zip(bucket.leaves, raised, strict=True):
+                nu[leaf] = flat.reshape(nu[leaf].shape)
         directions = self._directions(reduced.mean, nu, count, state.freeze.step)
         if self.is_packed:
             return directions, state._replace(count=count, mu=reduced.payload)
@@ -235,8 +245,15 @@ class OnebitAdam:
             directions.append(jnp.where(v > 0, m / mu_correction / denominator, 0))
         return directions
 
+    def _raised(self, rows: jax.Array) -> jax.Array:
+        """v of blocks [r, w], where not 0 at least `nu_floor` of its block's mean."""
+        live = rows > 0
+        count = jnp.maximum(jnp.sum(live, axis=-1, dtype=jnp.int32), 1)
+        mean = jnp.sum(rows, axis=-1) / count.astype(rows.dtype)
+        return jnp.where(live, jnp.maximum(rows, self.nu_floor * mean[:, None]), 0)
+
     def _with_own_errors(self, state: ScaleByOnebitAdamState) -> ScaleByOnebitAdamState:
-        """The state with its errors marked as each rank's own, alike in all branches."""
+        """The state, its errors marked as each rank's own: alike in all branches."""
         return state._replace(
             worker_error=vary(state.worker_error, self.axis_name),
             server_error=vary(state.server_error, self.axis_name),

@@ -12,16 +12,15 @@ from sfpo_jax.collectives import AxisName
 from sfpo_jax.schedules import cosine_sparsity
 from sfpo_jax.transforms._freeze import WarmupSteps
 from sfpo_jax.transforms._onebit_adam import onebit_adam
-from sfpo_jax.transforms._onebit_core import ScaleByOnebitAdamState
-from sfpo_jax.transforms._sparsify import SparsifyState, sparsify
+from sfpo_jax.transforms._sparsify import sparsify
 from sfpo_jax.transforms._state import MaskOrFn
 
 
 class SfpoState(NamedTuple):
     """States of the two parts."""
 
-    sparsify: SparsifyState
-    onebit_adam: ScaleByOnebitAdamState
+    sparsify: Any  # SparsifyState
+    onebit_adam: Any  # ScaleByOnebitAdamState
 
 
 def sfpo(
@@ -96,7 +95,7 @@ def sfpo(
 
     def update_fn(
         updates: optax.Updates,
-        state: SfpoState,
+        state: Any,
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, SfpoState]:

@@ -19,12 +19,13 @@ from jax import lax
 
 from sfpo_jax._validate import check_at_least, check_range, is_known
 from sfpo_jax.collectives import AxisName, all_finite, vary, varying_axes, widen
-from sfpo_jax.kernels import kept_count, select_largest
+from sfpo_jax.kernels import kept_count, select_largest_of_each
 from sfpo_jax.schedules import Schedule
 from sfpo_jax.transforms._state import (
     MaskOrFn,
     PerRank,
     Selection,
+    increment,
     own,
     per_rank,
     resolve_dtype,
@@ -36,7 +37,8 @@ from sfpo_jax.transforms._state import (
 class SparsifyState(NamedTuple):
     """State of `sparsify`."""
 
-    count: jax.Array  # int32[], steps that were not skipped
+    # Steps that were not skipped, int32[].
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
     residual: PerRank  # what was dropped so far, a leaf's shape; empty without feedback
     velocity: PerRank  # momentum of the correction, likewise
 
@@ -116,7 +118,7 @@ def sparsify(
 
     def update_fn(
         updates: optax.Updates,
-        state: SparsifyState,
+        state: Any,
         params: optax.Params | None = None,
         *,
         sparsity_is_on: jax.Array | bool = True,
@@ -141,7 +143,7 @@ def sparsify(
             grads = [
                 g + r.astype(g.dtype) for g, r in zip(grads, residual, strict=True)
             ]
-        masks = [_mask(g, share, min_size) for g in grads]
+        masks = _masks(grads, share, min_size)
         # What rounding to the leaf's dtype loses stays in the residual too.
         sent = [
             jnp.where(m, g, 0).astype(old.dtype)
@@ -156,7 +158,7 @@ def sparsify(
             return PerRank(chosen.state(per_rank(new, axis_name))) if is_used else old
 
         return chosen.replace(_where(finite, sent, chosen.chosen())), SparsifyState(
-            count=jnp.where(finite, optax.safe_increment(state.count), state.count),
+            count=jnp.where(finite, increment(state.count), state.count),
             residual=keep(state.residual, dropped, has_residual),
             velocity=keep(state.velocity, cleared, momentum is not None),
         )
@@ -180,19 +182,31 @@ def _where(
     ]
 
 
-def _mask(x: jax.Array, share: jax.Array, min_size: int | jax.Array) -> jax.Array:
-    """bool of x's shape: the entries that pass at sparsity `share`."""
-    if is_known(min_size) and x.size < min_size:
-        return jnp.ones_like(x, dtype=jnp.bool_)
-    count = kept_count(x.size, share)
+def _masks(
+    arrays: Sequence[jax.Array], share: jax.Array, min_size: int | jax.Array
+) -> list[jax.Array]:
+    """bool of each array's shape: the entries that pass at sparsity `share`."""
+    masks = [jnp.ones_like(x, dtype=jnp.bool_) for x in arrays]
+    places = [
+        i for i, x in enumerate(arrays) if not is_known(min_size) or x.size >= min_size
+    ]
+    if not places:
+        return masks
+    large = [arrays[i] for i in places]
+    counts = [kept_count(x.size, share) for x in large]
     if not is_known(min_size):
-        count = jnp.where(x.size < min_size, jnp.uint32(x.size), count)
-    flat = x.reshape(1, -1)
-    everything = jnp.ones_like(flat, dtype=jnp.bool_)
+        counts = [
+            jnp.where(x.size < min_size, jnp.uint32(x.size), count)
+            for x, count in zip(large, counts, strict=True)
+        ]
+
+    def everything() -> list[jax.Array]:
+        return [vary(masks[i], tuple(varying_axes(arrays[i]))) for i in places]
+
     # A warm-up at sparsity 0 should not pay for the selection.
-    kept = lax.cond(
-        count >= x.size,
-        lambda: vary(everything, tuple(varying_axes(flat))),
-        lambda: select_largest(flat, count[None]),
+    chosen = lax.cond(
+        share > 0, lambda: select_largest_of_each(large, counts), everything
     )
-    return kept.reshape(x.shape)
+    for place, mask in zip(places, chosen, strict=True):
+        masks[place] = mask
+    return masks

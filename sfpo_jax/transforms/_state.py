@@ -133,8 +133,8 @@ class Selection(NamedTuple):
         return [leaf.astype(self.working_dtype()) for leaf in self.chosen()]
 
     def replace(self, values: Sequence[jax.Array]) -> Any:
-        """The tree with the chosen leaves replaced, each cast to the old one's dtype."""
-        # An empty leaf is the same on all ranks, which `shard_map` is told by new zeros.
+        """The tree with the chosen leaves replaced, each cast to the old dtype."""
+        # An empty leaf is alike on all ranks, which new zeros tell `shard_map`.
         leaves = [
             x if jnp.size(x) else jnp.zeros(x.shape, x.dtype) for x in self.leaves
         ]
@@ -178,6 +178,11 @@ def select(tree: Any, mask: MaskOrFn = None) -> Selection:
 
 def _has_gradient(leaf: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and jnp.size(leaf) > 0
+
+
+def increment(count: jax.Array) -> jax.Array:
+    """count + 1, staying at the largest int32."""
+    return jnp.asarray(optax.safe_increment(count))
 
 
 def bucket_entries(bucket_size: str) -> int:

@@ -1,0 +1,55 @@
+"""The configuration files are documents that hold what they promise."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import pytest
+
+from experiments.data.images import load_dataset
+from experiments.models.vit import ViTConfig
+from experiments.vit_run import Config
+from experiments.vit_task import make_task
+from sfpo_jax.training import build, dotted_keys, read_yaml
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def given(values: dict, prefix: str = "") -> list[str]:
+    keys = []
+    for name, value in values.items():
+        inner = isinstance(value, dict)
+        keys += given(value, f"{prefix}{name}.") if inner else [prefix + name]
+    return keys
+
+
+@pytest.mark.parametrize("name", ["vit_mnist5k.yaml", "vit_l.yaml"])
+def test_a_file_names_every_key_and_how_to_run_it(name: str) -> None:
+    assert sorted(given(read_yaml(CONFIGS / name))) == sorted(dotted_keys(Config))
+    text = (CONFIGS / name).read_text(encoding="utf-8")
+    assert "python -m experiments.vit_l" in text
+    assert "Expect" in text
+
+
+def test_the_default_of_the_command_is_its_file() -> None:
+    assert build(Config, read_yaml(CONFIGS / "vit_mnist5k.yaml")) == Config()
+
+
+def test_vit_l_is_vit_l() -> None:
+    config = build(Config, read_yaml(CONFIGS / "vit_l.yaml"))
+    paper = ViTConfig(dropout=0.1, dtype="bfloat16")
+    assert config.model == paper
+    assert dataclasses.replace(config.model, dtype="float32", dropout=0.0) == (
+        ViTConfig()
+    )
+    dataset = load_dataset(config.data.source, config.data.test_share)
+    task = make_task(config.model, dataset, recompute=True)
+    assert task.parameters == 304_326_632
+    # Traced, not run: 224 pixels made of 28, one loss, the gradient's shapes.
+    batch = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((8, *x.shape[1:]), x.dtype), dataset.test
+    )
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    params = jax.eval_shape(lambda: task.init(0))
+    loss, aux = jax.eval_shape(task.loss_fn, params, batch, key)
+    assert loss.shape == aux["accuracy"].shape == ()

@@ -1,0 +1,188 @@
+"""`python -m experiments.vit_l` from the command line to the files it leaves."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import vit_l
+from experiments.vit_run import DENSE, Config, prepare
+from sfpo_jax.training import build, read_yaml
+
+ROOT = Path(__file__).parents[2]
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion() -> Iterator[None]:
+    """Optax's own AdamW does not run under the strict rules of the other tests."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> list[str]:
+    """Options of a run that takes seconds: 8 x 8 pixels, one narrow block."""
+    generator = np.random.default_rng(0)
+    labels = np.arange(160) % 2
+    images = generator.integers(0, 100, (160, 8, 8), dtype=np.uint8)
+    images[labels == 1] += 100
+    np.savez(tmp_path / "toy.npz", images=images, labels=labels)
+    values = {
+        "data.source": tmp_path / "toy.npz",
+        "data.batch_size": 16,
+        "model.image_size": 8,
+        "model.patch_size": 4,
+        "model.width": 8,
+        "model.depth": 1,
+        "model.heads": 2,
+        "model.mlp_width": 16,
+        "model.classes": 2,
+        "sparsity.min_size": 16,
+        "train.runs": tmp_path / "runs",
+        "train.name": "toy",
+        "train.steps": 12,
+        "train.evaluate_every": 6,
+        "train.log_every": 2,
+        "communication.compression.warmup": 0.5,
+    }
+    return [f"--{key}={value}" for key, value in values.items()]
+
+
+def only_run(tmp_path: Path) -> Path:
+    (folder,) = (tmp_path / "runs").iterdir()
+    return folder
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_a_run_leaves_its_report(
+    tmp_path: Path, tiny: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert vit_l.main(tiny) == 0
+    folder = only_run(tmp_path)
+    assert folder.name.startswith("toy-")
+    assert {p.name for p in folder.iterdir()} == {
+        "config.yaml",
+        "curves.png",
+        "metrics.jsonl",
+        "report.md",
+    }
+    assert (folder / "curves.png").read_bytes().startswith(PNG)
+
+    resolved = build(Config, read_yaml(folder / "config.yaml"))
+    assert (resolved.train.steps, resolved.model.width) == (12, 8)
+
+    made = records(folder)
+    assert {r["contender"] for r in made} == {DENSE, "SFPO"}
+    for name in (DENSE, "SFPO"):
+        own = [r for r in made if r["contender"] == name]
+        assert [r["step"] for r in own if "train_loss" in r] == [2, 4, 6, 8, 10, 12]
+        assert [r["step"] for r in own if "test_accuracy" in r] == [6, 12]
+    # Same parameters, same batches; the warm-up is AdamW on the mean gradient.
+    dense, first = (
+        next(r for r in made if r["contender"] == name) for name in (DENSE, "SFPO")
+    )
+    assert dense["train_loss"] == pytest.approx(first["train_loss"], rel=1e-5)
+    assert dense["grad_norm"] == pytest.approx(first["grad_norm"], rel=1e-4)
+    sfpo = {r["step"]: r for r in made if r["contender"] == "SFPO" and "sparsity" in r}
+    # Frozen after 6 of 12 steps: dense before, masked and packed after.
+    assert sfpo[6]["sparsity"] == 0.0
+    assert 0.3 < sfpo[8]["sparsity"] < 0.7
+    assert sfpo[8]["wire_bytes"] < sfpo[6]["wire_bytes"] / 4
+
+    text = (folder / "report.md").read_text()
+    for words in (DENSE, "SFPO", "curves.png", "frozen after 6 of 12", "min_size: 16"):
+        assert words in text
+    shown = capsys.readouterr().out
+    assert "step 12/12" in shown
+    assert str(folder / "report.md") in shown
+
+
+def test_an_automatic_freeze_is_found(tiny: list[str]) -> None:
+    options = [*tiny, "--communication.compression.warmup=auto", "--train.steps=10"]
+    run = prepare(vit_l.load_config(Config(), options, prog="", description=""))
+    result = run.start(run.contenders[1])
+    # At a fifth of the run at the latest.
+    assert result.freeze == 2
+    assert not result.sparsity[:2].any()
+    assert result.sparsity[2:].all()
+
+
+def test_one_contender_alone(tmp_path: Path, tiny: list[str]) -> None:
+    options = ["--train.compare=false", "--communication.compression.algorithm=int8"]
+    assert vit_l.main([*tiny, *options, "--model.dropout=0.1"]) == 0
+    assert {r["contender"] for r in records(only_run(tmp_path))} == {"int8 AdamW"}
+
+
+def test_ctrl_c_leaves_what_was_measured(
+    tmp_path: Path,
+    tiny: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupt(*arguments: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("experiments.vit_run.run_contender", interrupt)
+    assert vit_l.main(tiny) == 130
+    folder = only_run(tmp_path)
+    assert (folder / "config.yaml").exists()
+    assert "interrupted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--data.batch_size=12", ["`data.batch_size`", "12", "take 8 or 16"]),
+        ("--data.source=absent.npz", ["`data.source`", "absent.npz"]),
+        ("--parallel.mesh.data=3", ["`parallel.mesh`", "data=3", "8 devices"]),
+        ("--model.image_size=12", ["`model.image_size`", "12", "take 16"]),
+        ("--model.classes=1", ["`model.classes`", "at least 2", "got 1"]),
+        ("--memory.mu_dtype=float16", ["`memory.mu_dtype`", "'float16'", "bfloat16"]),
+        ("--communication.compression.algorithm=zip", ["algorithm", "'zip'", "int8"]),
+        ("--communication.compression.block_size=12", ["block_size", "12"]),
+        ("--communication.compression.warmup=1.5", ["warmup", "1.5"]),
+        ("--optimizer.learning_rate=-1", ["`optimizer.learning_rate`", "-1.0"]),
+        ("--train.runs=/dev/null/runs", ["`train.runs`", "/dev/null/runs"]),
+    ],
+)
+def test_what_cannot_run_ends_in_one_line_and_status_2(
+    tiny: list[str],
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    words: list[str],
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        vit_l.main([*tiny, option])
+    assert stop.value.code == 2
+    message = capsys.readouterr().err
+    assert message.startswith("python -m experiments.vit_l: ")
+    assert message.count("\n") == 1
+    for word in words:
+        assert word in message, message
+
+
+def test_a_misspelt_option_on_the_real_command_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.vit_l", "--sparsity.bse", "0.6"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        "python -m experiments.vit_l: unknown key `sparsity.bse` (value 0.6): did "
+        "you mean `sparsity.base`?\n"
+    )
