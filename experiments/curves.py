@@ -40,9 +40,11 @@ def save_curves(path: Path, results: Sequence[Result], title: str) -> None:
         _accuracy(axes[0, 1], result, style)
         _sparsity(axes[1, 0], result, style)
         _wire(axes[1, 1], result, style)
-    for axis in axes.flat:
-        _dress(axis, results)
+    # Where in its panel the mark of the freeze crosses no curve.
+    for axis, place in zip(axes.flat, ("bottom", "top", "top", "center"), strict=True):
+        _dress(axis, results, place)
     axes[0, 0].legend(frameon=False)
+    axes[0, 1].legend(frameon=False, loc="lower right")
     for axis in axes[1]:
         axis.set_xlabel("step")
     figure.savefig(path)
@@ -68,6 +70,7 @@ def _accuracy(axis: Axes, result: Result, style: _Style) -> None:
     axis.plot(
         steps,
         [100 * share for share in shares],
+        label=f"{result.name}: {result.test_accuracy:.1%}",
         marker="o",
         ms=4,
         color=style.color,
@@ -113,7 +116,7 @@ def _wire(axis: Axes, result: Result, style: _Style) -> None:
     axis.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _dress(axis: Axes, results: Sequence[Result]) -> None:
+def _dress(axis: Axes, results: Sequence[Result], place: str) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25)
     for result in results:
@@ -122,12 +125,12 @@ def _dress(axis: Axes, results: Sequence[Result]) -> None:
         axis.axvline(result.freeze, color="#868e96", linewidth=1, linestyle=":")
         axis.annotate(
             "variance frozen",
-            (result.freeze, 0.5),
+            (result.freeze, {"bottom": 0.03, "center": 0.5, "top": 0.97}[place]),
             xycoords=("data", "axes fraction"),
             xytext=(3, 0),
             textcoords="offset points",
             rotation=90,
-            va="center",
+            va=place,
             fontsize=8,
             color="#868e96",
         )

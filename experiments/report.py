@@ -16,9 +16,9 @@ _COLUMNS = (
     "accuracy",
     "test loss",
     "train loss",
-    "sent a step",
+    "sent/step",
     "bits/param",
-    "ms a step",
+    "ms/step",
 )
 
 
@@ -40,9 +40,10 @@ def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
 
 def console_table(results: Sequence[Result]) -> Table:
     """The table for a terminal."""
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, collapse_padding=True)
     for column in _COLUMNS:
-        table.add_column(column, justify="left" if column == "contender" else "right")
+        is_name = column == "contender"
+        table.add_column(column, justify="left" if is_name else "right", no_wrap=True)
     for row in rows(results):
         table.add_row(*row)
     return table
@@ -82,7 +83,7 @@ def markdown(
         f"{dataset.classes} classes; {results[0].parameters:,} parameters; "
         f"{jax.device_count()} {jax.devices()[0].device_kind} devices; JAX "
         f"{jax.__version__}, Python {platform.python_version()}.",
-        "Sent a step: what one device sends, all collectives of the compiled program "
+        "Sent/step: what one device sends, all collectives of the compiled program "
         "included, after the freeze where there is one. The time of a step is the "
         "median over the second half of the run, on this machine. The train loss is "
         "the mean over the last twentieth of the steps; metrics.jsonl holds every "

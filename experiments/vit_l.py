@@ -73,7 +73,8 @@ def _write_report(
     run: Run, folder: RunFolder, results: list[Result], command: str
 ) -> None:
     title = run.config.train.name
-    save_curves(folder.path / "curves.png", results, title)
+    size = f"{run.task.parameters:,} parameters, {run.mesh.size} devices"
+    save_curves(folder.path / "curves.png", results, f"{title}: {size}")
     text = report.markdown(
         results,
         run.dataset,

@@ -118,7 +118,7 @@ class TwoPhaseMean:
 
 
 def raise_to_floor(v: np.ndarray, share: float, block: int) -> np.ndarray:
-    """v, where it is not 0, at least `share` of the mean of its block's such entries."""
+    """v where it is not 0, at least `share` of the mean of these in its block."""
     flat = v.ravel().copy()
     for start in range(0, flat.size, block):
         part = flat[start : start + block]
@@ -131,8 +131,8 @@ def raise_to_floor(v: np.ndarray, share: float, block: int) -> np.ndarray:
 class OnebitAdam:
     """1-bit Adam (Tang et al. 2021), bias-corrected, decay decoupled.
 
-    `step` takes each rank's gradients and moves `params`, which all ranks share. At the
-    freeze v gets a floor, which the paper does not have: `nu_floor=0` is the paper.
+    `step` takes each rank's gradients and moves `params`, which all ranks share. The
+    frozen v has a floor, which the paper has not: `nu_floor=0` is the paper.
     """
 
     def __init__(
@@ -178,17 +178,16 @@ class OnebitAdam:
             self.rate if isinstance(self.rate, float) else float(self.rate(self.count))
         )
         updates = min(t, self.warmup)  # how often v was updated
+        floor = self.nu_floor if t > self.warmup else 0.0
         for i, (m, v) in enumerate(zip(self.m, self.v, strict=True)):
             m_hat = m / (1.0 - self.b1**t)
-            root = np.sqrt(v / (1.0 - self.b2**updates)) + self.eps
+            raised = raise_to_floor(v, floor, self.mean.codec.block)
+            root = np.sqrt(raised / (1.0 - self.b2**updates)) + self.eps
             direction = np.where(v != 0.0, m_hat / root, 0.0)
             self.params[i] = self.params[i] - rate * (
                 direction + self.decay[i] * self.params[i]
             )
         self.count = t
-        if t == self.warmup:
-            block = self.mean.codec.block
-            self.v = [raise_to_floor(v, self.nu_floor, block) for v in self.v]
 
     @staticmethod
     def _ema(b: float, old: np.ndarray, new: np.ndarray) -> np.ndarray:

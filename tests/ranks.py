@@ -84,6 +84,11 @@ def _move(param: jax.Array, update: jax.Array) -> jax.Array:
     return (param + update).astype(param.dtype) if is_float else param
 
 
+def compiled_programs(jitted: Any) -> int:
+    """How many programs a jitted function holds: one for each kind of arguments."""
+    return jitted._cache_size()
+
+
 def copies(tree: Any) -> list[tuple[bytes, ...]]:
     """The bytes of every array, as each device holds them."""
     return [

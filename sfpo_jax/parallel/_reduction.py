@@ -54,8 +54,9 @@ def reduced_axes(
         return ()
     raise ValueError(
         "it cannot be found out which mesh axes `tx` reduces over: give all its parts "
-        "the same `axis_name`, or pass `reduces=` with the axes to `make_train_step`. "
-        f"({problem})"
+        "the same `axis_name`; accumulate with `microbatches=`, not optax.MultiSteps; "
+        "or pass `reduces=` with the axes to `make_train_step`. "
+        f"({problem.splitlines()[0]})"
     )
 
 

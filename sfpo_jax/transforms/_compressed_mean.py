@@ -33,6 +33,7 @@ from sfpo_jax.transforms._state import (
     per_rank,
     resolve_dtype,
     select,
+    warn_if_reduced,
     zeros_per_rank,
     zeros_server_error,
 )
@@ -114,6 +115,7 @@ def compressed_mean(
         if not chosen.places:
             return updates, state
         work = chosen.working_dtype()
+        warn_if_reduced(chosen.chosen(), axis_name)
 
         def skip() -> tuple[list[jax.Array], CompressedMeanState]:
             # Typed for `shard_map` as the mean would be: alike along `axis_name` only.

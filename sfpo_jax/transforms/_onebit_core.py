@@ -47,6 +47,7 @@ from sfpo_jax.transforms._state import (
     own,
     per_rank,
     select,
+    warn_if_reduced,
     zeros_per_rank,
     zeros_server_error,
 )
@@ -130,6 +131,7 @@ class OnebitAdam:
         """One step: (leaves, directions u, new state, whether it was taken)."""
         chosen = select(updates)
         work = chosen.working_dtype()
+        warn_if_reduced(chosen.chosen(), self.axis_name)
         taken = all_finite(chosen.chosen(), self.axis_name)
         is_frozen = state.count >= state.freeze.step
 

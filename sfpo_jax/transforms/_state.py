@@ -1,5 +1,6 @@
 """State that differs between ranks, and which leaves of a tree have state at all."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -8,7 +9,15 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from sfpo_jax.collectives import AxisName, Bucket, is_bound, mesh_axis_size, vary
+from sfpo_jax.collectives import (
+    AxisName,
+    Bucket,
+    axis_size,
+    is_bound,
+    mesh_axis_size,
+    varies,
+    vary,
+)
 from sfpo_jax.units import parse_bytes
 
 MaskOrFn = Any | Callable[[Any], Any] | None
@@ -98,6 +107,24 @@ def per_rank(arrays: Any, axis_name: AxisName) -> Any:
     if axis_name is None:
         return arrays
     return vary(jax.tree.map(lambda x: x[None], arrays), axis_name)
+
+
+def warn_if_reduced(leaves: Sequence[jax.Array], axis_name: AxisName) -> None:
+    """Warns where `shard_map` knows that gradients are alike on all ranks already.
+
+    Differentiating a replicated parameter inside `shard_map`, its checks on, inserts
+    the dense all-reduce by itself, and a sum at that.
+    """
+    if axis_name is None or axis_size(axis_name) == 1:
+        return
+    if leaves and not any(varies(leaf, axis_name) for leaf in leaves):
+        warnings.warn(
+            f"the gradients are alike on all ranks of {axis_name!r}: they have been "
+            "reduced densely, and nothing is saved on the wire. Differentiate "
+            "parameters marked by `jax.lax.pcast(params, axis_name, to='varying')`, or "
+            "use `shard_map(..., check_vma=False)` or `sfpo_jax.make_train_step`.",
+            stacklevel=3,
+        )
 
 
 class Selection(NamedTuple):

@@ -97,6 +97,26 @@ INSTRUCTIONS = {
         "%r = f32[100] all-reduce(%x), replica_groups=[1,8]<=[8], to_apply=%add",
         ("node,data", 700),
     ),
+    "mesh groups": (
+        "%r = f32[25] reduce-scatter(%x), channel_id=1, "
+        "replica_groups=mesh['node'=2,'data'=4] {'data'}, dimensions={0}, to_apply=%a",
+        ("data", 300),
+    ),
+    "mesh groups of the compiler's names": (
+        "%r = f32[100] all-reduce(%x), "
+        "replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0'}, to_apply=%add",
+        ("node", 400),
+    ),
+    "mesh groups, all axes": (
+        "%r = f32[100] all-reduce(%x), "
+        "replica_groups=mesh['node'=2,'data'=4] {'node','data'}, to_apply=%add",
+        ("node,data", 700),
+    ),
+    "mesh groups, half an axis": (
+        "%r = f32[100] all-reduce(%x), "
+        "replica_groups=mesh['node'=2,'data'=4] {'data':(2)2}, to_apply=%add",
+        ("data", 400),
+    ),
     "half a byte": (
         f"%r = s4[9] all-gather(%x), {NODE}, dimensions={{0}}",
         ("node", 1 / 2 * 5),

@@ -127,7 +127,7 @@ def test_no_choice_of_widths_sends_less(
     assert payload_bytes(buckets, compressor) == fewest_bytes(sizes, compressor, ranks)
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", [1, 8])
 @pytest.mark.parametrize(
     "compressor",
     [compression.sign(), compression.sparse_sign(0.1), compression.int8()],
@@ -159,12 +159,13 @@ TREES = {
     "scalars and primes": [(), (7,), (), (2, 3), (5, 13), (997,), (1, 1)],
     "whole blocks": [(64,), (128,), (8, 8)],
     "whole and short blocks": [(200,), (65,), (63,), (64, 2), (31,)],
-    "many": [(n % 23 + 1,) for n in range(40)],
+    "many": [(n % 23 + 1,) for n in range(30)],
 }
 
 
-@pytest.mark.parametrize("ranks", [1, 8])
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize(
+    ("name", "ranks"), [*((name, 8) for name in TREES), ("whole and short blocks", 1)]
+)
 def test_leaves_survive(name: str, ranks: int) -> None:
     shapes = TREES[name]
     ends = np.cumsum([0, *map(math.prod, shapes)])

@@ -146,6 +146,12 @@ def test_a_text_that_is_no_program_is_refused() -> None:
         transfers("HloModule empty", MESH, None, ())
 
 
+def test_groups_that_cannot_be_read_are_refused() -> None:
+    # Taken for a group of all devices they would be counted over the wrong axis.
+    with pytest.raises(ValueError, match="replica_groups"):
+        count("%r = f32[8] all-reduce(%x), replica_groups=<new form>, to_apply=%add")
+
+
 def test_a_compiled_program() -> None:
     mesh = jax.make_mesh((2, 4), ("node", "data"), axis_types=(AxisType.Auto,) * 2)
 

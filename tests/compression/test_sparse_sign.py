@@ -96,7 +96,7 @@ def table_bits(count: int, width: int) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("width", [8, 16, 64, 104, 1024, 2048, 65_536])
+@pytest.mark.parametrize("width", [8, 64, 104, 2048])
 @pytest.mark.parametrize("density", DENSITIES)
 def test_the_smallest_format_is_chosen(density: float, width: int) -> None:
     code = smallest_format(density, width)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sfpo_jax.kernels import kept_count, select_largest
+from sfpo_jax.kernels import kept_count, select_largest, select_largest_of_each
 
 SIZES = [1, 2, 3, 101, 1000, 2**16, 2**16 + 1, 2**24 - 1, 2**24 + 1, 2**31, 2**32 - 1]
 SPARSITIES = [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 0.999, 0.9999, 1.0]
@@ -22,6 +22,7 @@ WIDTH = 1000
 # One program answers for all sizes: the size is static, the sparsity is not.
 _counts = jax.jit(lambda s: jnp.stack([kept_count(n, s) for n in SIZES]))
 _select = jax.jit(select_largest)
+_select_each = jax.jit(select_largest_of_each)
 
 
 def exact_count(size: int, sparsity: float) -> int:
@@ -156,6 +157,31 @@ tied = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, 2.0**-149, -(2.0**-148), np.i
 )
 def test_any_rows(rows: np.ndarray, counts: np.ndarray, live: np.ndarray) -> None:
     assert_selects(rows, counts, live)
+
+
+def assert_selects_each(arrays: list[np.ndarray], counts: list[int]) -> None:
+    marks = _select_each(arrays, [np.uint32(count) for count in counts])
+    for x, count, found in zip(arrays, counts, marks, strict=True):
+        expected = chosen(x.ravel(), count).reshape(x.shape)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_arrays_have_counts_of_their_own() -> None:
+    rng = np.random.default_rng(4)
+    shapes = [(), (1,), (7, 11), (1000,), (2, 3, 5), (1,)]
+    arrays = [np.asarray(rng.standard_normal(s), np.float32) for s in shapes]
+    assert_selects_each(arrays, [1, 0, 33, 999, 30, 1])
+    # Ties in one, and a NaN in another, change nothing in the rest.
+    arrays[2][...], arrays[3][500] = -1, np.nan
+    assert_selects_each(arrays, [0, 1, 33, 1, 0, 1])
+    arrays[3][...], arrays[4][...] = 0, 1
+    assert_selects_each(arrays, [1, 1, 77, 512, 8, 0])
+
+
+def test_an_empty_array_among_others_is_no_trouble() -> None:
+    arrays = [np.zeros((0, 3), np.float32), np.ones(4, np.float32)]
+    assert_selects_each(arrays, [0, 2])
+    assert select_largest_of_each([], []) == []
 
 
 def test_no_rows_give_no_marks() -> None:

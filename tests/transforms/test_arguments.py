@@ -10,6 +10,10 @@ import sfpo_jax as sfpo
 NAN = float("nan")
 
 
+def feedback(**arguments: Any) -> Any:
+    return sfpo.sparsify(0.5, **arguments)
+
+
 def adam(learning_rate: float = 1e-3, **arguments: Any) -> Any:
     return sfpo.onebit_adam(learning_rate, **{"warmup_steps": 10, **arguments})
 
@@ -55,6 +59,10 @@ CASES: list[tuple[Callable[..., Any], str, Any, str]] = [
     (sfpo.sparsify, "sparsity", 1.5, "[0, 1]"),
     (sfpo.sparsify, "sparsity", -0.1, "[0, 1]"),
     (sfpo.sparsify, "sparsity", NAN, "[0, 1]"),
+    (feedback, "momentum", 1.0, "[0, 1)"),
+    (feedback, "momentum", -0.5, "[0, 1)"),
+    (feedback, "min_size", -1, "at least 0"),
+    (feedback, "error_dtype", "int8", "bfloat16"),
     (anneal, "base", 1.2, "[0, 1]"),
     (anneal, "final", -0.5, "[0, 1]"),
     (anneal, "total_steps", 0, "at least 1"),
@@ -93,13 +101,6 @@ def test_one_argument(
     with pytest.raises(ValueError) as error:
         build(**{name: value})
     check(error, name, repr(value), remedy)
-
-
-@pytest.mark.parametrize("name", ["momentum", "min_size"])
-def test_the_arguments_of_error_feedback(name: str) -> None:
-    with pytest.raises(ValueError) as error:
-        sfpo.sparsify(0.5, **{name: -1})
-    check(error, name, "-1")
 
 
 @pytest.mark.parametrize("build", [adam, scale, recipe])

@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 import sfpo_jax as sfpo
-from tests.ranks import Ranks, assert_alike, assert_rows_alike
+from tests.ranks import Ranks, assert_alike, assert_rows_alike, compiled_programs
 
 
 class Row(NamedTuple):
@@ -119,7 +119,7 @@ def test_it_works_in_shard_map(row: Row) -> None:
         if row.reduces:
             assert_rows_alike(updates)
             assert_alike(run.params)
-    assert run.traces == run.update._cache_size() == 1
+    assert run.traces == compiled_programs(run.update) == 1
 
 
 def test_it_works_with_the_checks_of_shard_map(row: Row) -> None:
@@ -174,7 +174,7 @@ def test_it_works_under_multi_steps_and_inject_hyperparams(row: Row) -> None:
                     # mean of two equal gradients is rounded to the leaf's dtype.
                     rtol = 1e-5 if name == "w" else 2.0**-7
                     np.testing.assert_allclose(found, e, rtol=rtol, err_msg=name)
-        assert update._cache_size() == 1
+        assert compiled_programs(update) == 1
 
 
 class Linear(nnx.Module):
