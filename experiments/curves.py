@@ -41,7 +41,9 @@ def save_curves(path: Path, results: Sequence[Result], title: str) -> None:
         _sparsity(axes[1, 0], result, style)
         _wire(axes[1, 1], result, style)
     # Where in its panel the mark of the freeze crosses no curve.
-    for axis, place in zip(axes.flat, ("bottom", "top", "top", "center"), strict=True):
+    for axis, place in zip(
+        axes.flat, ("bottom", "top", "bottom", "center"), strict=True
+    ):
         _dress(axis, results, place)
     axes[0, 0].legend(frameon=False)
     axes[0, 1].legend(frameon=False, loc="lower right")
@@ -125,7 +127,7 @@ def _dress(axis: Axes, results: Sequence[Result], place: str) -> None:
         axis.axvline(result.freeze, color="#868e96", linewidth=1, linestyle=":")
         axis.annotate(
             "variance frozen",
-            (result.freeze, {"bottom": 0.03, "center": 0.5, "top": 0.97}[place]),
+            (result.freeze, {"bottom": 0.06, "center": 0.5, "top": 0.97}[place]),
             xycoords=("data", "axes fraction"),
             xytext=(3, 0),
             textcoords="offset points",

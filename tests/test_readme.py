@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+INCLUDED = re.compile(r"^<!-- begin (\S+) -->\n(.*?)^<!-- end \1 -->$", re.M | re.S)
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -30,3 +31,10 @@ def test_an_example_runs(source: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_its_figures_are_those_of_their_file() -> None:
+    included = INCLUDED.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert included, "README.md includes no results"
+    for path, text in included:
+        assert text.strip() == (ROOT / path).read_text(encoding="utf-8").strip()

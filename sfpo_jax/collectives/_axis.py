@@ -86,7 +86,7 @@ def varies(x: jax.Array, axis_name: AxisName) -> bool:
     """
     names = set(axis_names(axis_name))
     is_checked = names <= varying_axes(axis_index(axis_name))
-    return not is_checked or names <= varying_axes(x)
+    return not is_checked or not names.isdisjoint(varying_axes(x))
 
 
 def square_norm(leaves: Sequence[jax.Array]) -> jax.Array:

@@ -3,11 +3,13 @@
 Each leaf is cut into blocks of its own; blocks of several leaves then lie together as
 rows of one array, because 300 leaves must not make 300 collectives. A leaf's last block
 is short, and small leaves are nothing but a short block: giving each a full row would
-send mostly padding. Rows therefore come in a few widths, chosen so that the bytes sent
-are the fewest possible, with the rows of each width divisible by the number of ranks.
+send mostly padding. Rows therefore come in a few widths, with the rows of each divisible
+by the number of ranks. Sorted by length, the short blocks are cut into runs that share
+the width of their longest, at the cuts of the fewest bytes.
 """
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import jax
@@ -73,12 +75,12 @@ class Bucket(NamedTuple):
                 part = array[row : row + count].reshape(-1)[: piece.length]
                 found[piece.leaf].append((piece.start, part))
                 row += count
-        parts = [[p for _, p in sorted(found[i], key=_start)] for i in self.leaves]
+        # A leaf's short last block may lie in an earlier group than its whole ones.
+        parts = [
+            [part for _, part in sorted(found[i], key=itemgetter(0))]
+            for i in self.leaves
+        ]
         return [p[0] if len(p) == 1 else jnp.concatenate(p) for p in parts]
-
-
-def _start(part: tuple[int, jax.Array]) -> int:
-    return part[0]
 
 
 def plan_buckets(

@@ -42,7 +42,7 @@ def _runs(leaves: Sequence[jax.Array]) -> list[list[int]]:
     """Places of leaves of one dtype, in order, cut at `_JOINED_ENTRIES`."""
     runs: list[list[int]] = []
     for dtype in sorted({x.dtype.name for x in leaves}):
-        total = _JOINED_ENTRIES
+        total = _JOINED_ENTRIES + 1
         for place, leaf in enumerate(leaves):
             if leaf.dtype.name != dtype:
                 continue

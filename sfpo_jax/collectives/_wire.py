@@ -28,13 +28,14 @@ _EXPLICIT_GROUP = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _IOTA_GROUPS = re.compile(
     r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"
 )
+_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^]]*)\](?: \{([^}]*)\})?")
+_ALL = re.compile(r"replica_groups=\{\}")
 _PAIRS = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
 
 _ALL_REDUCE = ("all-reduce", "all-reduce-start")
 _GATHERS = ("all-gather", "all-gather-start", "reduce-scatter", "reduce-scatter-start")
 _EXCHANGES = ("all-to-all", "all-to-all-start", "ragged-all-to-all")
 _PERMUTES = ("collective-permute", "collective-permute-start")
-_BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "f8e4m3fn": 8, "f8e5m2": 8}
 
 
 class Transfer(NamedTuple):
@@ -189,7 +190,8 @@ def _transfer(
 
 def _bytes(dtype: str, dims: str) -> int:
     count = math.prod(int(d) for d in dims.split(",") if d)
-    bits = _BITS.get(dtype) or int(re.sub(r"\D", "", dtype) or 0)
+    digits = re.search(r"\d+", dtype)  # f8e4m3fn: the first are the width
+    bits = int(digits[0]) if digits else 8 * (dtype == "pred")
     return -(-count * bits // 8)
 
 
@@ -203,14 +205,35 @@ def _axis_of(rest: str, mesh_shape: Mapping[str, int]) -> tuple[str, int]:
         if found[3]:
             ids = ids.transpose(_numbers(found[3]))
         group = list(ids.reshape(_numbers(found[1]))[0])
+    elif found := _MESH_GROUPS.search(rest):
+        group = _mesh_group(found[1], found[2])
     elif found := _PAIRS.search(rest):
         group = [int(found[1]), int(found[2])]
-    else:
+    elif "replica_groups" not in rest or _ALL.search(rest):
         group = list(range(math.prod(sizes)))
+    else:
+        raise ValueError(f"`hlo` has replica_groups of an unknown form: {rest}")
     places = np.stack(np.unravel_index(group, sizes), axis=1)
     spread = (places != places[:1]).any(axis=0)
     names = [name for name, is_in in zip(mesh_shape, spread, strict=True) if is_in]
     return ",".join(names), len(group)
+
+
+def _mesh_group(mesh: str, axes: str | None) -> list[int]:
+    """Device 0's group of "'a'=2,'b'=4", "'a','b':(2)2" (an axis from 2, 2 long)."""
+    shape = dict(re.findall(r"'([^']+)'=(\d+)", mesh))
+    strides, stride = {}, 1
+    for name, size in reversed(shape.items()):
+        strides[name] = stride
+        stride *= int(size)
+    group = np.zeros(1, int)
+    for name, before, part in re.findall(
+        r"'([^']+)'(?::\((\d+)\)(\d+))?", axes or mesh
+    ):
+        size = int(part or shape[name])
+        step = strides[name] * int(shape[name]) // (int(before or 1) * size)
+        group = (group[:, None] + step * np.arange(size)).reshape(-1)
+    return group.tolist()
 
 
 def _numbers(text: str) -> list[int]:

@@ -24,7 +24,7 @@ class Compressor(NamedTuple):
       block_size: entries a block, the unit of scales and of the cuts of a collective.
       alignment: a row's width is a multiple of this.
       encode: (rows: float[r, w], live: bool[r, w]) -> payload, every leaf led by r.
-        Every live entry must be finite.
+        Live entries must be finite, and so must the sum of their magnitudes.
       decode: (payload, live: bool[r, w]) -> float[r, w], zero where not live.
       row_bytes: (w: int) -> bytes of one encoded float32 row.
     """
@@ -69,7 +69,8 @@ def round_up(n: int, multiple: int) -> int:
 
 def check_block_size(block_size: int, alignment: int, limit: int = 2**24) -> None:
     """Raises ValueError unless it is a positive multiple of `alignment`."""
-    if block_size % alignment or not 0 < block_size <= limit:
+    is_int = isinstance(block_size, int)
+    if not is_int or block_size % alignment or not 0 < block_size <= limit:
         raise ValueError(
             f"`block_size` must be a multiple of {alignment} between {alignment} and "
             f"{limit}, got {block_size}."

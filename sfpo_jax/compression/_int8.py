@@ -34,11 +34,11 @@ def int8(block_size: int = 256) -> Compressor:
       Array([127.,  -3.], dtype=float32)
     """
     check_block_size(block_size, 1)
-    smallest = float(jnp.finfo(jnp.float32).smallest_normal)
 
     def encode(rows: jax.Array, live: jax.Array) -> Int8Payload:
         largest = jnp.max(jnp.where(live, jnp.abs(rows), 0), axis=-1)
-        scales = largest * np.float32(1 / 127)
+        scales = largest * np.asarray(1 / 127, rows.dtype)
+        smallest = jnp.finfo(rows.dtype).smallest_normal
         # The reciprocal of 4 * smallest normal is still normal.
         is_normal = scales >= 4 * smallest
         scales = jnp.where(is_normal, scales, 0)

@@ -18,6 +18,7 @@ The Elias-Fano code (Elias 1974, Fano 1971) costs 0.63 bits an entry at 10 % den
 under one bit up to about 18 %. At density 1 there is no support to send: it is `sign`.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -104,6 +105,7 @@ def sparse_sign(density: float, block_size: int = 2048) -> Compressor:
     )
 
 
+@functools.cache
 def smallest_format(density: float, width: int) -> _Format:
     """The format of the fewest bytes for blocks of `width`."""
     count = slots(density, width)
@@ -154,7 +156,7 @@ def _sub_block(count: int, width: int, low_bits: int) -> _Format:
     The i-th entry of the support, in sub-block b, sets bit b + i of the unary part;
     slots left over set none.
     """
-    unary = count + (width >> low_bits) + 1
+    unary = count + ((width - 1) >> low_bits)
     low_bytes, unary_bytes = packed_size(count * low_bits), packed_size(unary)
     shifts = np.arange(low_bits, dtype=np.int32)
 
@@ -174,7 +176,7 @@ def _sub_block(count: int, width: int, low_bits: int) -> _Format:
         )
         low = unpack_bits(low_code, count * low_bits).astype(jnp.int32)
         low = low.reshape(code.shape[0], count, low_bits) << shifts[None, None, :]
-        low = jnp.sum(low, axis=-1)
+        low = jnp.sum(low, axis=-1, dtype=jnp.int32)
         bit = positions(unpack_bits(unary_code, unary), count)
         slot = jax.lax.broadcasted_iota(jnp.int32, bit.shape, 1)
         index = jnp.where(bit < unary, ((bit - slot) << low_bits) + low, width)

@@ -11,7 +11,10 @@ from sfpo_jax.kernels import select_largest
 
 
 def slots(density: float, width: int) -> int:
-    """Entries kept of a block with `width` live ones: at least one."""
+    """Entries kept of a block with `width` live ones: at least one.
+
+    The float32 product, rounded half to even: the same on the host and on a device.
+    """
     return max(1, int(np.round(np.float32(density) * np.float32(width))))
 
 

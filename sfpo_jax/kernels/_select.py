@@ -142,9 +142,8 @@ def _select(keys: list[jax.Array], counts: list[jax.Array]) -> list[jax.Array]:
         lambda: equal,
         lambda: _first(equal, missing),
     )
-    # A row that wants nothing has the largest key as threshold.
-    is_wanted = _columns(wanted > 0, keys)
-    return [(a | e) & w for a, e, w in zip(above, chosen, is_wanted, strict=True)]
+    # A row that wants nothing has a threshold above every key.
+    return [a | e for a, e in zip(above, chosen, strict=True)]
 
 
 def _counts(flags: list[jax.Array]) -> jax.Array:
@@ -194,5 +193,5 @@ def _zeros_of(arrays: list[jax.Array], count: jax.Array) -> jax.Array:
 
     Inside `shard_map` a loop's carry must have its final type from the start.
     """
-    firsts = jnp.concatenate([x[:, 0] for x in arrays])
-    return (firsts != firsts).astype(jnp.uint32) & (count ^ count)
+    totals = jnp.concatenate([jnp.sum(x, axis=-1, dtype=jnp.uint32) for x in arrays])
+    return (totals ^ totals) & (count ^ count)

@@ -21,6 +21,13 @@ def test_the_wire_holds_values_and_indices() -> None:
     np.testing.assert_array_equal(values, [[-8, 4, -6, 5], [7, 0, 0, 0]])
 
 
+def test_unused_slots_hold_zero() -> None:
+    x = np.array([0] * 15 + [5], np.float32)
+    payload = compiled(TOP).compress(jnp.asarray(x))
+    np.testing.assert_array_equal(payload.indices, [[15, 16, 16, 16]])
+    np.testing.assert_array_equal(payload.values.astype(jnp.float32), [[5, 0, 0, 0]])
+
+
 def test_ties_go_to_the_lower_index() -> None:
     x = np.array([1, -1] * 8, np.float32)
     np.testing.assert_array_equal(sent(TOP, x), np.where(np.arange(16) < 4, x, 0))

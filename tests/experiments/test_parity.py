@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -13,16 +14,13 @@ from rich.console import Console
 
 from experiments.bench import parity
 from experiments.bench.parity_report import markdown, summarize
-from experiments.contender import Contender, Result
-from experiments.vit_run import Config, Run
+from experiments.contender import Result
+from experiments.vit_run import Config
 from sfpo_jax.training import ConfigError, build
 
 TINY = build(
     Config,
-    {
-        "model": {"patch_size": 14, "width": 8, "depth": 1, "heads": 1, "mlp_width": 8},
-        "data": {"batch_size": 8},
-    },
+    {"model": {"patch_size": 14, "width": 8, "depth": 1, "heads": 1, "mlp_width": 8}},
 )
 
 
@@ -38,27 +36,31 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float, int]]:
     """Lists the runs made, which are replaced by a rule: a rate of 0.005 is best."""
     runs: list[tuple[str, float, int]] = []
 
-    def start(run: Run, contender: Contender) -> Result:
-        rate, seed = run.config.optimizer.learning_rate, run.config.train.seed
-        runs.append((contender.name, rate, seed))
-        is_dense = contender.name == "AdamW"
-        return Result(
-            name=contender.name,
-            records=[],
-            test_accuracy=(0.95 if rate == 0.005 else 0.9) + 0.01 * seed,
-            test_loss=rate,
-            train_loss=0.1,
-            wire_bytes=[560] if is_dense else [560, 20],
-            parameters=80,
-            freeze=None if is_dense else 2,
-            sparsity=np.linspace(0.0, 0.5, 5),
-            step_seconds=0.01,
-            start_seconds=1.0,
-            seconds=2.0,
-            skipped=0,
-        )
+    def prepare(config: Config) -> Any:
+        algorithm = config.communication.compression.algorithm
+        rate, seed = config.optimizer.learning_rate, config.train.seed
 
-    monkeypatch.setattr(Run, "start", start)
+        def start(contender: str) -> Result:
+            runs.append((contender, rate, seed))
+            return Result(
+                name=contender,
+                records=[],
+                test_accuracy=(0.95 if rate == 0.005 else 0.9) + 0.01 * seed,
+                test_loss=rate,
+                train_loss=0.1,
+                wire_bytes=[560] if contender == "none" else [560, 20],
+                parameters=80,
+                freeze=None if contender == "none" else 2,
+                sparsity=np.linspace(0.0, 0.5, 5),
+                step_seconds=0.01,
+                start_seconds=1.0,
+                seconds=2.0,
+                skipped=0,
+            )
+
+        return SimpleNamespace(contenders=["reference", algorithm], start=start)
+
+    monkeypatch.setattr(parity, "prepare", prepare)
     return runs
 
 
@@ -68,7 +70,7 @@ def test_the_search_chooses_a_rate_and_other_seeds_report_it(
     out = tmp_path / "results" / "parity.json"
     assert parity.main(["--steps=5", "--seeds=2", f"--out={out}"], TINY) == 0
     assert len(made) == len(parity.VARIANTS) * (len(parity.RATES) + 2)
-    first = [(rate, seed) for name, rate, seed in made if name == "AdamW"]
+    first = [(rate, seed) for name, rate, seed in made if name == "none"]
     assert first == [(0.0025, 0), (0.005, 0), (0.01, 0), (0.005, 1), (0.005, 2)]
 
     held = json.loads(out.read_text())
@@ -133,7 +135,7 @@ def test_options_that_cannot_be_used(
 def test_a_real_run(tmp_path: Path) -> None:
     base = build(Config, {"train": {"steps": 3}}, base=TINY)
     results = parity.Results(tmp_path / "parity.json", base)
-    name = "sparse 1-bit, density 0.1"
+    name = "dense AdamW"
     best = parity.measure(
         base,
         results,

@@ -142,3 +142,15 @@ def test_sparse_gradients_of_each_rank_reach_the_chain() -> None:
     expected = np.zeros(100)
     expected[10 * np.arange(8)] = -2.0
     np.testing.assert_array_equal(state.params, expected)
+
+
+def test_half_precision_does_not_overflow_in_the_mean() -> None:
+    # 9,000 is a float16 and so is the mean of eight of them; their sum is not.
+    def loss(params: Any, batch: Any) -> Any:
+        return jnp.sum(params * jnp.mean(batch).astype(params.dtype))
+
+    step = sfpo.make_train_step(loss, optax.sgd(2.0**-10), sfpo.make_mesh())
+    state = step.init(jnp.zeros(4, jnp.float16))
+    state, metrics = step(state, np.full(8, 9000.0, np.float32))
+    np.testing.assert_array_equal(state.params, np.full(4, -9000 / 1024, np.float16))
+    assert float(metrics["grad_norm"]) == 18000.0

@@ -151,6 +151,17 @@ def test_its_state_is_stable_under_cond(row: Row) -> None:
     assert types(new) == types(state)
 
 
+def test_it_takes_trees_of_two_precisions(row: Row) -> None:
+    with jax.enable_x64(True):
+        params = {"single": jnp.ones(9, jnp.float32), "double": jnp.ones(9)}
+        assert params["double"].dtype == jnp.float64
+        tx = row.build(None)
+        state = tx.init(params)
+        updates, new = jax.eval_shape(tx.update, params, state, params)
+    assert types(new) == types(state)
+    assert types(updates) == types(params)
+
+
 def test_it_works_under_multi_steps_and_inject_hyperparams(row: Row) -> None:
     params = {"w": jnp.ones((30, 40)), "b": jnp.ones(7, jnp.bfloat16)}
     static = {**row.others, "axis_name": None}

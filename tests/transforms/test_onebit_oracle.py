@@ -25,6 +25,7 @@ LARGE = [(100_000,), (2048,), (37, 3), (), (2049,)]
 DECAYED = [True, False, True, False, True]
 ENTRIES = {1: 1 << 20, 2: 4000}  # that close a bucket, by the buckets they make
 FLOOR = 0.01
+UNUSED = 500  # entries of leaf 4 that never have a gradient
 FIXED = 1  # columns of leaf 2 without a gradient before the freeze
 
 
@@ -41,8 +42,11 @@ class Problem:
         self.ranks = ranks
         self.params = [np.asarray(rng.normal(size=s)) for s in shapes]
         self.noise = [rng.normal(size=(7, ranks, *s)) for s in shapes]
-        # So little that the floor of the variance is above them, but for the pull.
-        self.params[0][:9] = self.noise[0][..., :9] = 1e-3 * self.noise[0][0, 0, :9]
+        # So little that the floor of the variance is above them; in leaf 4 beside
+        # entries that never have any.
+        for leaf, few in ((0, slice(9)), (4, slice(UNUSED, UNUSED + 9))):
+            little = 1e-3 * self.noise[leaf][0, 0, few]
+            self.params[leaf][few] = self.noise[leaf][..., few] = little
 
     def grads(self, step: int, params: list[Any]) -> list[np.ndarray]:
         """[ranks, ...] a leaf."""
@@ -52,7 +56,7 @@ class Problem:
         ]
         if step < WARMUP:
             grads[2][..., -FIXED:] = 0.0
-        grads[4][:, :5] = 0.0
+        grads[4][:, :UNUSED] = 0.0
         return grads
 
 
