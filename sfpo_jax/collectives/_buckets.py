@@ -3,9 +3,9 @@
 Each leaf is cut into blocks of its own; blocks of several leaves then lie together as
 rows of one array, because 300 leaves must not make 300 collectives. A leaf's last block
 is short, and small leaves are nothing but a short block: giving each a full row would
-send mostly padding. Rows therefore come in a few widths, with the rows of each divisible
-by the number of ranks. Sorted by length, the short blocks are cut into runs that share
-the width of their longest, at the cuts of the fewest bytes.
+send mostly padding. Rows therefore come in a few widths, the rows of each divisible by
+the number of ranks. Sorted by length, the blocks are cut into runs that share the width
+of their longest, at the cuts that send the fewest bytes.
 """
 
 from collections.abc import Sequence
