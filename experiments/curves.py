@@ -112,7 +112,8 @@ def _wire(axis: Axes, result: Result, style: _Style) -> None:
         color=style.color,
     )
     axis.set_title("sent by a device in a step")
-    axis.set_yscale("log")
+    # A single device sends nothing, which no logarithm can show.
+    axis.set_yscale("log" if sent.all() else "linear")
     axis.margins(y=0.15)
     axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: format_bytes(y)))
     axis.yaxis.set_minor_formatter(NullFormatter())

@@ -9,6 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
+# A number; what `inject_hyperparams` traces arrives as an array.
+Scalar = float | jax.Array
+
 
 def is_known(value: Any) -> bool:
     """True for a Python or NumPy number, False for arrays that JAX traces or holds."""

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfpo_jax._validate import check_at_least, check_range
+from sfpo_jax._validate import Scalar, check_at_least, check_range, is_known
 
 Schedule = Callable[[Any], jax.Array]
 
 
 def cosine_sparsity(
-    base: float, total_steps: int, final: float = 0.0, begin: int = 0
+    base: Scalar, total_steps: Scalar, final: Scalar = 0.0, begin: Scalar = 0
 ) -> Schedule:
     r"""Sparsity annealed from `base` to `final` along half a cosine.
 
@@ -47,15 +47,22 @@ def cosine_sparsity(
     check_range("base", base, 0.0, 1.0, "the share of entries dropped at first")
     check_range("final", final, 0.0, 1.0, "the share of entries dropped at the end")
     check_at_least("total_steps", total_steps, 1, "the number of steps of the run")
-    check_range("begin", begin, 0, total_steps, "the first step that drops entries")
+    if is_known(total_steps):
+        limit = float(np.asarray(total_steps))
+        check_range("begin", begin, 0, limit, "the first step that drops entries")
 
     def schedule(step: Any) -> jax.Array:
         step = jnp.asarray(step)
-        progress = jnp.minimum(step.astype(jnp.float32) / np.float32(total_steps), 1.0)
+        high, low = _float32(base), _float32(final)
+        progress = jnp.minimum(step.astype(jnp.float32) / _float32(total_steps), 1.0)
         cosine = 0.5 * (1.0 + jnp.cos(np.float32(np.pi) * progress))
-        value = np.float32(final) + np.float32(base - final) * cosine
+        value = low + (high - low) * cosine
         # Rounding may leave [0, 1] by an ulp.
         value = jnp.clip(value, 0.0, 1.0).astype(jnp.float32)
         return jnp.where(step < begin, jnp.float32(0.0), value)
 
     return schedule
+
+
+def _float32(value: Scalar) -> jax.Array:
+    return jnp.asarray(value, jnp.float32)

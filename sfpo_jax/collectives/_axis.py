@@ -92,9 +92,9 @@ def varies(x: jax.Array, axis_name: AxisName) -> bool:
 def square_norm(leaves: Sequence[jax.Array]) -> jax.Array:
     """Sum of squares of all entries, accumulated in float32 (float64 where given)."""
     squares = [jnp.sum(jnp.square(widen(x))) for x in leaves]
-    if not squares:
-        return jnp.float32(0)
-    return sum(squares[1:], squares[0])
+    is_wide = any(x.dtype == jnp.float64 for x in squares)
+    work = jnp.float64 if is_wide else jnp.float32
+    return sum((x.astype(work) for x in squares), jnp.zeros([], work))
 
 
 def widen(x: jax.Array) -> jax.Array:

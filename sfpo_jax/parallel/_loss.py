@@ -21,7 +21,8 @@ def loss_and_grads(
     """(loss, aux, model state, gradients), means over the microbatches.
 
     The model state goes through the microbatches in turn. Gradients of several are
-    accumulated in float32 and come back in the parameters' dtypes.
+    accumulated in float32 and come back in the parameters' dtypes; that of an integer
+    parameter is zeros.
     """
 
     def run(batch: Any, key: Any, model_state: Any) -> Any:
@@ -45,6 +46,7 @@ def loss_and_grads(
                 )
             model_state = aux.pop("model_state")
         aux = {name: jnp.asarray(x) for name, x in aux.items()}
+        grads = jax.tree.map(_gradient, grads, params)
         return value, aux, model_state, grads
 
     if microbatches == 1:
@@ -77,12 +79,14 @@ def _accumulator(param: jax.Array) -> Any:
     return jnp.float32 if is_narrow or not _is_float(param) else param.dtype
 
 
+def _gradient(grad: Any, param: jax.Array) -> jax.Array:
+    # Differentiation gives integers a float0, which holds nothing.
+    return grad if _is_float(param) else jnp.zeros_like(param)
+
+
 def _add(total: jax.Array, grad: jax.Array) -> jax.Array:
-    # The gradient of an integer parameter is a float0, which holds nothing.
-    return total + grad.astype(total.dtype) if _is_float(grad) else total
+    return total + grad.astype(total.dtype)
 
 
 def _finish(total: jax.Array, param: jax.Array, microbatches: int) -> jax.Array:
-    if not _is_float(param):
-        return jnp.zeros_like(param)
     return (total / microbatches).astype(param.dtype)

@@ -1,5 +1,7 @@
 """Which mesh axes a gradient transformation reduces over, found by tracing it."""
 
+import math
+import warnings
 from itertools import combinations
 from typing import Any
 
@@ -45,7 +47,7 @@ def reduced_axes(
                 except TypeError as error:
                     problem = str(error)
                     continue
-                if probe.varying <= {others}:
+                if probe.varying <= {others} and _fits(tx, params, mesh, reduced):
                     return reduced
     # Nothing is reduced over an axis of more than one rank, nor must be exchanged.
     probe = _Probe(tx, wide, wide, False)
@@ -58,6 +60,17 @@ def reduced_axes(
         "or pass `reduces=` with the axes to `make_train_step`. "
         f"({problem.splitlines()[0]})"
     )
+
+
+def _fits(
+    tx: optax.GradientTransformationExtraArgs, params: Any, mesh: Mesh, axes: Axes
+) -> bool:
+    """True where all state that each rank has its own of is split over these axes."""
+    ranks = math.prod(mesh.shape[axis] for axis in axes)
+    with jax.set_mesh(mesh):
+        state = jax.eval_shape(tx.init, params)
+    nodes = [n for n in jax.tree.leaves(state, is_leaf=is_per_rank) if is_per_rank(n)]
+    return all(leaf.shape[:1] == (ranks,) for leaf in jax.tree.leaves(nodes))
 
 
 class _Probe:
@@ -86,7 +99,10 @@ class _Probe:
         traced = jax.shard_map(
             self._run, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=is_checked
         )
-        return jax.make_jaxpr(traced)(params)
+        with warnings.catch_warnings():
+            # A wrong set of axes may look like gradients reduced before.
+            warnings.simplefilter("ignore")
+            return jax.make_jaxpr(traced)(params)
 
     def _run(self, params: Any) -> jax.Array:
         grads = vary(params, self.grad_axes)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from sfpo_jax._validate import check_range
+from sfpo_jax._validate import Scalar, check_range
 from sfpo_jax.collectives import AxisName, axis_size, square_norm, vary, widen
 from sfpo_jax.transforms._state import select
 
@@ -25,7 +25,7 @@ def global_norm(tree: Any, axis_name: AxisName = None) -> jax.Array:
 
 
 def clip_by_global_norm(
-    max_norm: float, axis_name: AxisName = None
+    max_norm: Scalar, axis_name: AxisName = None
 ) -> optax.GradientTransformationExtraArgs:
     r"""Scales the gradients of all ranks by min(1, max_norm / norm).
 

@@ -1,15 +1,15 @@
 """When 1-bit Adam freezes its variance: at a step, or when the variance is stable."""
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfpo_jax._validate import check_at_least, is_known
+from sfpo_jax._validate import Scalar, check_at_least, is_known
 
-WarmupSteps = int | jax.Array | Literal["auto"]
+WarmupSteps = Scalar | str
 
 # Tang et al. 2021, section 7.1: the variance is stable when its norm is within 4 % of
 # what it was 1 / (1 - b2) steps before.
@@ -40,7 +40,7 @@ class FreezeRule(NamedTuple):
 
 
 def freeze_rule(
-    warmup_steps: WarmupSteps, total_steps: int | None, b2: float
+    warmup_steps: WarmupSteps, total_steps: Scalar | None, b2: Scalar
 ) -> FreezeRule:
     """The rule for `warmup_steps`.
 
@@ -60,20 +60,21 @@ def freeze_rule(
         if not is_known(total_steps) or not is_known(b2):
             raise ValueError(
                 '`warmup_steps="auto"` needs `total_steps`, the steps of the run, and '
-                "a constant `b2`: the freeze comes at 20 % of the run at the latest."
+                "a constant `b2`: the freeze comes at 20 % of the run at the latest. "
+                'With inject_hyperparams, static_args=("total_steps", "b2").'
             )
-        assert total_steps is not None
-        check_at_least("total_steps", total_steps, 2, "the number of steps of the run")
-        return _when_stable(total_steps, b2)
+        steps, decay = _whole("total_steps", total_steps), float(np.asarray(b2))
+        check_at_least("total_steps", steps, 2, "the number of steps of the run")
+        return _when_stable(steps, decay)
     check_at_least(
         "warmup_steps",
         warmup_steps,
         1,
         "the number of dense steps, without which there is no variance to divide by",
     )
-    if is_known(total_steps) and is_known(warmup_steps):
-        assert total_steps is not None
-        if warmup_steps > total_steps:
+    if is_known(warmup_steps):
+        warmup_steps = _whole("warmup_steps", warmup_steps)
+        if is_known(total_steps) and warmup_steps > _whole("total_steps", total_steps):
             raise ValueError(
                 f"`warmup_steps` must be at most `total_steps`, got {warmup_steps} and "
                 f"{total_steps}: the run would end before anything is compressed; 10 "
@@ -82,7 +83,13 @@ def freeze_rule(
     return _at_step(warmup_steps)
 
 
-def _at_step(warmup_steps: int | jax.Array) -> FreezeRule:
+def _whole(name: str, value: Any) -> int:
+    if int(value) != value:
+        raise ValueError(f"`{name}` must be a whole number of steps, got {value}.")
+    return int(value)
+
+
+def _at_step(warmup_steps: Scalar) -> FreezeRule:
     def init() -> FreezeState:
         return FreezeState(jnp.asarray(warmup_steps).astype(jnp.int32), ())
 

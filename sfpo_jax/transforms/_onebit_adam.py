@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from sfpo_jax._validate import (
+    Scalar,
     check_at_least,
     check_learning_rate,
     check_range,
@@ -28,18 +29,18 @@ _FLOATS = ("float32", "bfloat16", "float64")
 
 
 def scale_by_onebit_adam(
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-8,
     *,
     warmup_steps: WarmupSteps,
-    total_steps: int | None = None,
+    total_steps: Scalar | None = None,
     axis_name: AxisName = None,
-    compressor: Compressor | None = None,
+    compressor: Any = None,
     error_feedback: bool = True,
     mu_dtype: Any = None,
     nu_dtype: Any = None,
-    nu_floor: float = 0.01,
+    nu_floor: Scalar = 0.01,
     error_dtype: Any = None,
     bucket_size: str = "256MB",
 ) -> optax.GradientTransformationExtraArgs:
@@ -86,20 +87,20 @@ def scale_by_onebit_adam(
 
 
 def onebit_adam(
-    learning_rate: float | Callable[[jax.Array], Any],
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
+    learning_rate: Scalar | Callable[[jax.Array], Any],
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-8,
+    weight_decay: Scalar = 0.0,
     *,
     warmup_steps: WarmupSteps,
-    total_steps: int | None = None,
+    total_steps: Scalar | None = None,
     axis_name: AxisName = None,
-    compressor: Compressor | None = None,
+    compressor: Any = None,
     error_feedback: bool = True,
     mu_dtype: Any = None,
     nu_dtype: Any = None,
-    nu_floor: float = 0.01,
+    nu_floor: Scalar = 0.01,
     error_dtype: Any = None,
     mask: MaskOrFn = None,
     bucket_size: str = "256MB",
@@ -219,18 +220,18 @@ def onebit_adam(
 
 
 def _core(
-    b1: float,
-    b2: float,
-    eps: float,
+    b1: Scalar,
+    b2: Scalar,
+    eps: Scalar,
     *,
     warmup_steps: WarmupSteps,
-    total_steps: int | None,
+    total_steps: Scalar | None,
     axis_name: AxisName,
-    compressor: Compressor | None,
+    compressor: Any,
     error_feedback: bool,
     mu_dtype: Any,
     nu_dtype: Any,
-    nu_floor: float,
+    nu_floor: Scalar,
     error_dtype: Any,
     bucket_size: str,
 ) -> OnebitAdam:
@@ -239,6 +240,11 @@ def _core(
     check_range("b2", b2, 0.0, 1.0, "a decay factor", open_high=True)
     check_at_least("eps", eps, 0.0, "added to the denominator")
     check_range("nu_floor", nu_floor, 0.0, 1.0, "a share of the mean variance")
+    if compressor is not None and not isinstance(compressor, Compressor):
+        raise TypeError(
+            f"`compressor` must be a compressor such as sfpo_jax.compression.sign(), "
+            f"got {compressor!r}."
+        )
     is_packed = isinstance(mu_dtype, str) and mu_dtype == "packed"
     error = resolve_dtype("error_dtype", error_dtype, _FLOATS)
     if is_packed and error is not None and error.name == "bfloat16":

@@ -19,6 +19,7 @@ fails by that. Afterwards v therefore counts as at least `nu_floor` times the me
 its block.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,16 +28,19 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from sfpo_jax._validate import Scalar
 from sfpo_jax.collectives import (
     AxisName,
     Bucket,
     all_finite,
     axis_mean,
+    axis_names,
     axis_size,
     mesh_axis_size,
     plan_buckets,
     reduce_leaves,
     vary,
+    varying_axes,
 )
 from sfpo_jax.compression import Compressor
 from sfpo_jax.transforms._freeze import FreezeRule, FreezeState
@@ -83,9 +87,9 @@ class OnebitAdam:
     of the worker error, which the warm-up has no use for, holds it until the freeze.
     """
 
-    b1: float | jax.Array
-    b2: float | jax.Array
-    eps: float | jax.Array
+    b1: Scalar
+    b2: Scalar
+    eps: Scalar
     freeze: FreezeRule
     axis_name: AxisName
     compressor: Compressor
@@ -93,7 +97,7 @@ class OnebitAdam:
     is_packed: bool
     mu_dtype: Any
     nu_dtype: Any
-    nu_floor: float | jax.Array
+    nu_floor: Scalar
     error_dtype: Any
     bucket_entries: int
 
@@ -132,6 +136,7 @@ class OnebitAdam:
         chosen = select(updates)
         work = chosen.working_dtype()
         warn_if_reduced(chosen.chosen(), self.axis_name)
+        self._check_packed(state)
         taken = all_finite(chosen.chosen(), self.axis_name)
         is_frozen = state.count >= state.freeze.step
 
@@ -194,7 +199,8 @@ class OnebitAdam:
         errors = _as(work, chosen.read(worker)) if has_errors else []
         if self.is_packed:
             is_first = state.count == state.freeze.step
-            mu = self._unpack_moment(chosen, buckets, live, state.mu)
+            mu = _unpack(buckets, self._decode(state.mu, live), chosen.shapes())
+            mu = _as(work, mu)
             mu = [jnp.where(is_first, e, m) for m, e in zip(mu, errors, strict=True)]
             errors = [jnp.where(is_first, 0, e) for e in errors]
         else:
@@ -223,10 +229,8 @@ class OnebitAdam:
                 server_error=PerRank(per_rank(server, self.axis_name)),
             )
         count = increment(state.count)
-        for bucket, groups in zip(buckets, variances, strict=True):
-            raised = bucket.unpack([self._raised(rows) for rows in groups])
-            for leaf, flat in zip(bucket.leaves, raised, strict=True):
-                nu[leaf] = flat.reshape(nu[leaf].shape)
+        variances = [[self._raised(rows) for rows in groups] for groups in variances]
+        nu = _unpack(buckets, variances, chosen.shapes())
         directions = self._directions(reduced.mean, nu, count, state.freeze.step)
         if self.is_packed:
             return directions, state._replace(count=count, mu=reduced.payload)
@@ -254,6 +258,27 @@ class OnebitAdam:
         mean = jnp.sum(rows, axis=-1) / count.astype(rows.dtype)
         return jnp.where(live, jnp.maximum(rows, self.nu_floor * mean[:, None]), 0)
 
+    def _decode(
+        self, payloads: Any, live: list[tuple[jax.Array, ...]]
+    ) -> list[list[jax.Array]]:
+        """Rows [r, w] of each bucket's groups from their payloads."""
+        decode = self.compressor.decode
+        return [
+            [decode(payload, mask) for payload, mask in zip(*pair, strict=True)]
+            for pair in zip(payloads, live, strict=True)
+        ]
+
+    def _check_packed(self, state: ScaleByOnebitAdamState) -> None:
+        """Raises TypeError where the types along the axis cannot be right."""
+        names = set(axis_names(self.axis_name))
+        held = jax.tree.leaves(state.worker_error)
+        if self.is_packed and any(names & varying_axes(leaf) for leaf in held):
+            raise TypeError(
+                '`mu_dtype="packed"` needs `shard_map(..., check_vma=False)`: its '
+                "checks cannot see that the first moment, which waits in each rank's "
+                "own buffer during the warm-up, is alike on all ranks."
+            )
+
     def _with_own_errors(self, state: ScaleByOnebitAdamState) -> ScaleByOnebitAdamState:
         """The state, its errors marked as each rank's own: alike in all branches."""
         return state._replace(
@@ -277,24 +302,6 @@ class OnebitAdam:
         )
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), payloads)
 
-    def _unpack_moment(
-        self,
-        chosen: Selection,
-        buckets: tuple[Bucket, ...],
-        live: list[tuple[jax.Array, ...]],
-        payloads: Any,
-    ) -> Arrays:
-        moment = list(chosen.chosen())
-        work = chosen.working_dtype()
-        for bucket, masks, groups in zip(buckets, live, payloads, strict=True):
-            rows = [
-                self.compressor.decode(payload, mask).astype(work)
-                for payload, mask in zip(groups, masks, strict=True)
-            ]
-            for leaf, flat in zip(bucket.leaves, bucket.unpack(rows), strict=True):
-                moment[leaf] = flat.reshape(moment[leaf].shape)
-        return moment
-
     @staticmethod
     def _hold(chosen: Selection, values: Arrays, old: Any) -> Any:
         """A state tree of `values` in the dtypes of `old`."""
@@ -304,12 +311,22 @@ class OnebitAdam:
         )
 
 
+def _unpack(
+    buckets: tuple[Bucket, ...],
+    rows: Sequence[Sequence[jax.Array]],
+    shapes: list[tuple[int, ...]],
+) -> Arrays:
+    """Leaves of `shapes` from the rows of each bucket's groups."""
+    flat: dict[int, jax.Array] = {}
+    for bucket, groups in zip(buckets, rows, strict=True):
+        flat |= zip(bucket.leaves, bucket.unpack(groups), strict=True)
+    return [flat[i].reshape(shape) for i, shape in enumerate(shapes)]
+
+
 def _as(dtype: Any, arrays: Any) -> Arrays:
     return [x.astype(dtype) for x in arrays]
 
 
-def _bias_correction(
-    decay: float | jax.Array, count: jax.Array, dtype: Any
-) -> jax.Array:
+def _bias_correction(decay: Scalar, count: jax.Array, dtype: Any) -> jax.Array:
     """1 - decay^count, a scalar."""
     return 1 - jnp.power(jnp.asarray(decay, dtype), count.astype(dtype))

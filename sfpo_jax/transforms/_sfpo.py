@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sfpo_jax._validate import check_at_least, check_range
+from sfpo_jax._validate import Scalar, check_at_least, check_range
 from sfpo_jax.collectives import AxisName
 from sfpo_jax.schedules import cosine_sparsity
 from sfpo_jax.transforms._freeze import WarmupSteps
@@ -24,16 +24,27 @@ class SfpoState(NamedTuple):
 
 
 def sfpo(
-    learning_rate: float | Callable[[jax.Array], Any],
-    total_steps: int,
+    learning_rate: Scalar | Callable[[jax.Array], Any],
+    total_steps: Scalar,
     *,
     warmup_steps: WarmupSteps | None = None,
-    base_sparsity: float = 0.7,
-    final_sparsity: float = 0.3,
+    base_sparsity: Scalar = 0.7,
+    final_sparsity: Scalar = 0.3,
     axis_name: AxisName = None,
-    min_size: int = 1024,
+    min_size: Scalar = 1024,
     sparsity_mask: MaskOrFn = None,
-    **onebit_adam_arguments: Any,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-8,
+    weight_decay: Scalar = 0.0,
+    compressor: Any = None,
+    error_feedback: bool = True,
+    mu_dtype: Any = None,
+    nu_dtype: Any = None,
+    nu_floor: Scalar = 0.01,
+    error_dtype: Any = None,
+    mask: MaskOrFn = None,
+    bucket_size: str = "256MB",
 ) -> optax.GradientTransformationExtraArgs:
     """SFPO: cosine-annealed sparsification of gradients, then 1-bit Adam.
 
@@ -53,8 +64,8 @@ def sfpo(
       axis_name: mesh axis (or axes) of data parallelism; None is one worker.
       min_size: tensors of fewer entries are not sparsified.
       sparsity_mask: leaves to sparsify, a tree of bools or a function of the tree.
-      **onebit_adam_arguments: the other arguments of `onebit_adam`: b1, b2, eps,
-        weight_decay, compressor, mask, ...
+      b1, b2, eps, weight_decay, compressor, error_feedback, mu_dtype, nu_dtype,
+        nu_floor, error_dtype, mask, bucket_size: as in `onebit_adam`.
 
     Returns:
       The transformation.
@@ -74,14 +85,24 @@ def sfpo(
     check_at_least("total_steps", total_steps, 1, "the number of steps of the run")
     check_range("base_sparsity", base_sparsity, 0, 1, "the share dropped at first")
     check_range("final_sparsity", final_sparsity, 0, 1, "the share dropped at the end")
-    if warmup_steps is None:
-        warmup_steps = max(1, round(0.15 * total_steps))
+    warmup = _default_warmup(total_steps) if warmup_steps is None else warmup_steps
     adam = onebit_adam(
         learning_rate,
-        warmup_steps=warmup_steps,
+        b1,
+        b2,
+        eps,
+        weight_decay,
+        warmup_steps=warmup,
         total_steps=total_steps,
         axis_name=axis_name,
-        **onebit_adam_arguments,
+        compressor=compressor,
+        error_feedback=error_feedback,
+        mu_dtype=mu_dtype,
+        nu_dtype=nu_dtype,
+        nu_floor=nu_floor,
+        error_dtype=error_dtype,
+        mask=mask,
+        bucket_size=bucket_size,
     )
     masking = sparsify(
         cosine_sparsity(base_sparsity, total_steps, final_sparsity),
@@ -108,3 +129,10 @@ def sfpo(
         return updates, SfpoState(masked, adapted)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _default_warmup(total_steps: Scalar) -> Any:
+    """15 % of the run, at least one step."""
+    if not isinstance(total_steps, jax.Array):
+        return max(1, round(0.15 * total_steps))
+    return jnp.maximum(jnp.round(0.15 * total_steps), 1).astype(jnp.int32)

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from sfpo_jax._validate import check_at_least, check_range, is_known
-from sfpo_jax.collectives import AxisName, all_finite, vary, varying_axes, widen
+from sfpo_jax._validate import Scalar, check_at_least, check_range, is_known
+from sfpo_jax.collectives import AxisName, all_finite, vary, varying_axes
 from sfpo_jax.kernels import kept_count, select_largest_of_each
 from sfpo_jax.schedules import Schedule
 from sfpo_jax.transforms._state import (
@@ -44,11 +44,11 @@ class SparsifyState(NamedTuple):
 
 
 def sparsify(
-    sparsity: float | Schedule,
+    sparsity: Scalar | Schedule,
     *,
     error_feedback: bool = False,
-    momentum: float | None = None,
-    min_size: int = 1024,
+    momentum: Scalar | None = None,
+    min_size: Scalar = 1024,
     mask: MaskOrFn = None,
     error_dtype: Any = None,
     axis_name: AxisName = None,
@@ -64,8 +64,8 @@ def sparsify(
     and with momentum correction the residual accumulates a momentum instead: u = m u +
     g, v = v + u, v's largest pass, and u and v are cleared where they did.
 
-    A step whose gradient is not finite, on any rank, passes unchanged and leaves the
-    state as it was.
+    A step whose gradient is not finite, on any rank, leaves the state as it was; what
+    is not finite counts as largest and passes, for what follows to skip.
 
     Args:
       sparsity: share of entries dropped, in [0, 1], or a schedule of the step.
@@ -129,7 +129,7 @@ def sparsify(
         share = jnp.where(sparsity_is_on, jnp.asarray(share, jnp.float32), 0.0)
         chosen = select(updates, mask)
         finite = all_finite(select(updates).chosen(), axis_name)
-        grads = [widen(g) for g in chosen.chosen()]
+        grads = chosen.widened()
         residual = _read(chosen, state.residual, has_residual, axis_name)
         velocity = _read(chosen, state.velocity, momentum is not None, axis_name)
 
@@ -149,7 +149,7 @@ def sparsify(
             jnp.where(m, g, 0).astype(old.dtype)
             for g, m, old in zip(grads, masks, chosen.chosen(), strict=True)
         ]
-        dropped = [g - widen(s) for g, s in zip(grads, sent, strict=True)]
+        dropped = [g - s.astype(g.dtype) for g, s in zip(grads, sent, strict=True)]
         cleared = [jnp.where(m, 0, u) for m, u in zip(masks, velocity, strict=False)]
 
         def keep(old: PerRank, values: list[jax.Array], is_used: bool) -> PerRank:
@@ -157,7 +157,7 @@ def sparsify(
             new = _where(finite, values, held) if is_used else []
             return PerRank(chosen.state(per_rank(new, axis_name))) if is_used else old
 
-        return chosen.replace(_where(finite, sent, chosen.chosen())), SparsifyState(
+        return chosen.replace(sent), SparsifyState(
             count=jnp.where(finite, increment(state.count), state.count),
             residual=keep(state.residual, dropped, has_residual),
             velocity=keep(state.velocity, cleared, momentum is not None),
@@ -183,7 +183,7 @@ def _where(
 
 
 def _masks(
-    arrays: Sequence[jax.Array], share: jax.Array, min_size: int | jax.Array
+    arrays: Sequence[jax.Array], share: jax.Array, min_size: Scalar
 ) -> list[jax.Array]:
     """bool of each array's shape: the entries that pass at sparsity `share`."""
     masks = [jnp.ones_like(x, dtype=jnp.bool_) for x in arrays]

@@ -69,9 +69,9 @@ def parameters() -> dict[str, jax.Array]:
     return {
         "scalar": jnp.ones([], jnp.float32),
         "empty": jnp.zeros((0, 3), jnp.float32),
-        "prime": jnp.ones(1009, jnp.bfloat16),
-        "half": jnp.ones((5, 7), jnp.float16),
-        "large": jnp.ones((3, 1700), jnp.float32),
+        "prime": jnp.ones(2053, jnp.bfloat16),
+        "half": jnp.ones((2, 3), jnp.float16),
+        "large": jnp.ones((4, 1025), jnp.float32),
         "int": jnp.arange(4),
         "bool": jnp.ones(2, jnp.bool_),
     }

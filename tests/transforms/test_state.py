@@ -91,3 +91,37 @@ def test_init_without_the_mesh_says_what_to_do() -> None:
         inner().init(PARAMS)
     assert "jax.set_mesh(mesh)" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["onebit_adam", "compressed_mean"])
+def test_gradients_that_are_reduced_already_are_noticed(name: str, mesh8: Mesh) -> None:
+    makers: dict[str, Any] = {
+        "onebit_adam": sfpo.onebit_adam(0.1, warmup_steps=3, axis_name="data"),
+        "compressed_mean": sfpo.compressed_mean(sfpo.compression.sign(), "data"),
+    }
+    tx = makers[name]
+
+    def step(params: Any, state: Any, x: Any, is_own: bool) -> Any:
+        def loss(params: Any) -> jax.Array:
+            return jnp.sum(params * x[0])
+
+        given = jax.lax.pcast(params, "data", to="varying") if is_own else params
+        return tx.update(jax.grad(loss)(given), state, params)
+
+    params, x = jnp.ones(5), jnp.ones((8, 5))
+    with jax.set_mesh(mesh8):
+        state = jax.eval_shape(tx.init, params)
+    specs = sfpo.state_specs(state, "data")
+
+    def trace(is_own: bool) -> None:
+        mapped = jax.shard_map(
+            lambda params, state, x: step(params, state, x, is_own),
+            mesh=mesh8,
+            in_specs=(SHARED, specs, OWN),
+            out_specs=(SHARED, specs),
+        )
+        jax.eval_shape(mapped, params, state, x)
+
+    trace(is_own=True)  # a warning would be an error here
+    with pytest.warns(UserWarning, match="reduced densely"):
+        trace(is_own=False)
