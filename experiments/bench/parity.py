@@ -48,6 +48,8 @@ class Options:
     """Updates of each run."""
     seeds: int = 3
     """Runs of each variant at its best rate."""
+    support_only: bool = True
+    """Measure 1-bit Adam with signs of the largest entries only, too."""
     out: str = "docs/results/vit_parity.json"
     """The file of results; the table and the picture lie beside it."""
 
@@ -204,7 +206,17 @@ def main(argv: Sequence[str], base: Config | None = None) -> int:
         base = build(Config, {"train": {"steps": options.steps}}, base=base)
         results = Results(out, base)
     try:
-        best = measure(base, results, seeds=options.seeds, console=console)
+        best = measure(
+            base,
+            results,
+            seeds=options.seeds,
+            variants={
+                name: changes
+                for name, changes in VARIANTS.items()
+                if options.support_only or not name.startswith("sparse")
+            },
+            console=console,
+        )
     except KeyboardInterrupt:
         console.print(f"stopped; the same command goes on from {out}")
         return 130

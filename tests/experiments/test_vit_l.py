@@ -13,7 +13,7 @@ import pytest
 
 from experiments import vit_l
 from experiments.vit_run import DENSE, Config, prepare
-from sfpo_jax.training import build, read_yaml
+from sfpo_jax.training import build, load_config, read_yaml
 
 ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -108,14 +108,18 @@ def test_a_run_leaves_its_report(
     assert str(folder / "report.md") in shown
 
 
-def test_an_automatic_freeze_is_found(tiny: list[str]) -> None:
-    options = [*tiny, "--communication.compression.warmup=auto", "--train.steps=10"]
-    run = prepare(vit_l.load_config(Config(), options, prog="", description=""))
+def test_two_nodes_with_an_automatic_freeze(tiny: list[str]) -> None:
+    options = ["--communication.compression.warmup=auto", "--train.steps=10"]
+    argv = [*tiny, *options, "--parallel.mesh.node=2"]
+    run = prepare(load_config(Config(), argv, prog="", description=""))
     result = run.start(run.contenders[1])
     # At a fifth of the run at the latest.
     assert result.freeze == 2
     assert not result.sparsity[:2].any()
     assert result.sparsity[2:].all()
+    # Dense inside a node (2 * 3/4 float32), compressed between the nodes only.
+    assert 48 < result.bits_per_parameter < 64
+    assert 8 * result.wire_bytes[0] / result.parameters > 80
 
 
 def test_one_contender_alone(tmp_path: Path, tiny: list[str]) -> None:
