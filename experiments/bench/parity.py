@@ -223,7 +223,7 @@ def main(argv: Sequence[str], base: Config | None = None) -> int:
     summaries = summarize(results.outcomes, best, options.seeds)
     out.with_suffix(".md").write_text(markdown(summaries), encoding="utf-8")
     save_picture(out.with_suffix(".png"), results.outcomes, summaries)
-    console.print(markdown(summaries), highlight=False, markup=False)
+    console.print(markdown(summaries), highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
