@@ -55,15 +55,15 @@ def test_the_mean_is_exact_and_alike_on_all_ranks(mesh8: Mesh) -> None:
 @pytest.mark.parametrize(
     ("joined_entries", "count"),
     [
-        # One a type.
-        (1000, 3),
-        # float32: 1 + 0, then 35; bfloat16: 3 + 1; float16: 100.
+        # All travel in float32.
+        (1000, 1),
+        # 1 + 3 + 0, 35, 1, 100.
         (35, 4),
-        # A leaf is never cut. bfloat16: 3, then 1.
+        # A leaf is never cut: 1, 3 + 0, 35, 1, 100.
         (3, 5),
     ],
 )
-def test_leaves_of_a_type_share_a_transfer(
+def test_leaves_share_a_transfer(
     mesh8: Mesh, monkeypatch: pytest.MonkeyPatch, joined_entries: int, count: int
 ) -> None:
     monkeypatch.setattr(_mean, "_JOINED_ENTRIES", joined_entries)
