@@ -1,14 +1,22 @@
 """Training runs from strict, typed configuration files.
 
-Needs the extra `experiments` (PyYAML and tyro): `import sfpo_jax` does not bring this
-package.
+Needs the extra `experiments` (PyYAML and tyro; Grain and Pillow where data are read):
+`import sfpo_jax` does not bring this package.
 """
 
+from sfpo_jax.training._batch_order import PADDING as PADDING
+from sfpo_jax.training._batch_stream import BatchStream as BatchStream
 from sfpo_jax.training._build import ConfigError as ConfigError
 from sfpo_jax.training._build import build as build
 from sfpo_jax.training._build import dotted_keys as dotted_keys
 from sfpo_jax.training._command_line import exit_on_config_error as exit_on_config_error
 from sfpo_jax.training._command_line import load_config as load_config
+from sfpo_jax.training._image_decode import Augment as Augment
+from sfpo_jax.training._image_folder import ImageBatch as ImageBatch
+from sfpo_jax.training._image_folder import ImageStream as ImageStream
+from sfpo_jax.training._image_folder import image_folder as image_folder
+from sfpo_jax.training._image_scan import ImageFiles as ImageFiles
+from sfpo_jax.training._image_scan import scan_images as scan_images
 from sfpo_jax.training._layout_sections import Communication as Communication
 from sfpo_jax.training._layout_sections import Compression as Compression
 from sfpo_jax.training._layout_sections import Memory as Memory
