@@ -34,6 +34,12 @@ from sfpo_jax.training._sections import Optimizer as Optimizer
 from sfpo_jax.training._sections import Sparsity as Sparsity
 from sfpo_jax.training._sections import Train as Train
 from sfpo_jax.training._sections import check_batch as check_batch
+from sfpo_jax.training._text_files import Text as Text
+from sfpo_jax.training._text_files import read_text as read_text
+from sfpo_jax.training._text_files import split_files as split_files
+from sfpo_jax.training._text_windows import TextStream as TextStream
+from sfpo_jax.training._text_windows import split_tokens as split_tokens
+from sfpo_jax.training._text_windows import text_windows as text_windows
 from sfpo_jax.training._yaml import parse_yaml as parse_yaml
 from sfpo_jax.training._yaml import read_yaml as read_yaml
 from sfpo_jax.training._yaml import write_yaml as write_yaml

@@ -12,6 +12,7 @@ import numpy as np
 
 from sfpo_jax._validate import check_range
 from sfpo_jax.training._image_decode import FORMATS
+from sfpo_jax.training._skipped import Skipped, listing
 
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 
@@ -31,7 +32,7 @@ class ImageFiles:
     """Paths of the images under `root`."""
     labels: np.ndarray
     """int32[n]."""
-    skipped: tuple[tuple[str, str], ...] = ()
+    skipped: tuple[Skipped, ...] = ()
     """(path, reason) of each file that is no readable image."""
 
     def __len__(self) -> int:
@@ -154,13 +155,6 @@ def scan_images(path: str | Path) -> ImageFiles:
     )
     _warn(files)
     return files
-
-
-def listing(skipped: Sequence[tuple[str, str]], shown: int = 3) -> str:
-    """The first files with their reasons, and how many more there are."""
-    text = "; ".join(f"{path}: {reason}" for path, reason in skipped[:shown])
-    more = len(skipped) - shown
-    return f"{text}; and {more} more" if more > 0 else text
 
 
 def _files(root: str, folder: str) -> Iterator[str]:
