@@ -6,6 +6,7 @@ Needs the extra `experiments` (PyYAML and tyro; Grain and Pillow where data are 
 
 from sfpo_jax.training._batch_order import PADDING as PADDING
 from sfpo_jax.training._batch_stream import BatchStream as BatchStream
+from sfpo_jax.training._batch_stream import check_identity as check_identity
 from sfpo_jax.training._build import ConfigError as ConfigError
 from sfpo_jax.training._build import build as build
 from sfpo_jax.training._build import dotted_keys as dotted_keys
