@@ -1,5 +1,6 @@
 """An iterator of batches that resumes exactly, made by threads or worker processes."""
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
@@ -92,9 +93,14 @@ class BatchStream(Iterator[T], Generic[T]):
 
     def close(self) -> None:
         """Ends workers and drops the batches made ahead; `next` makes them again."""
-        if self._source is not None:
-            self._source.close()
-            self._source = None
+        if self._source is None:
+            return
+        self._source.close()
+        self._source = None
+        if self._workers:
+            # Grain's iterators refer to each other and, with them, to the shared memory
+            # of the last batches, which would outlive the program.
+            gc.collect()
 
     def _receive(self, made: Any) -> T:
         """What `next` returns for what `make` made."""

@@ -135,11 +135,12 @@ def _square(
         flip = generator.random() < augment.flip
         if augment.min_area < 1:
             box = _random_box(width, height, augment, generator)
-    # A JPEG decodes at 1/2, 1/4 or 1/8 of its size in a fraction of the time. Twice the
-    # pixels that are needed remain, so that what is seen is the filter's work.
-    shrink = 2 * form.image_size / min(box[2] - box[0], box[3] - box[1])
-    if shrink < 1:
-        image.draft(None, tuple(math.ceil(side * shrink) for side in image.size))
+    # A JPEG decodes without its colours, and at 1/2, 1/4 or 1/8 of its size, in a
+    # fraction of the time. Twice the pixels that are needed remain, so that what is
+    # seen is the filter's work.
+    shrink = min(1.0, 2 * form.image_size / min(box[2] - box[0], box[3] - box[1]))
+    least = tuple(math.ceil(side * shrink) for side in image.size)
+    image.draft("L" if form.channels == 1 else None, least)
     image = _upright(_eight_bit(image, form.channels), orientation)
     x, y = image.width / width, image.height / height
     size = (form.image_size, form.image_size)
@@ -166,11 +167,15 @@ def _eight_bit(image: Any, channels: int) -> Any:
         image = Image.alpha_composite(white, image).convert("RGB")
     elif image.mode not in ("1", "L", "RGB"):
         image = image.convert("RGB")
-    return image.convert("L" if channels == 1 else "RGB")
+    wanted = "L" if channels == 1 else "RGB"
+    # `convert` to the same mode would copy.
+    return image if image.mode == wanted else image.convert(wanted)
 
 
 def _orientation(image: Any) -> int:
     """1 to 8 as EXIF counts; 1 (upright) where it is absent or unreadable."""
+    if image.format == "JPEG" and "exif" not in image.info:
+        return 1
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
     # Broken metadata are no reason to lose an image.

@@ -48,7 +48,7 @@ class ImageStream(BatchStream[ImageBatch]):
         for index, reason in made["damaged"]:
             if index not in self._found:
                 self._report(int(index), reason)
-        return ImageBatch(made["images"], made["labels"])
+        return ImageBatch(_own(made["images"]), _own(made["labels"]))
 
     def _report(self, index: int, reason: str) -> None:
         path = self.files.path(index)
@@ -153,6 +153,15 @@ def image_folder(
     return ImageStream(maker, order.batches, workers, identity)
 
 
+def _own(array: np.ndarray) -> np.ndarray:
+    """An array of ordinary memory.
+
+    That of a worker process lies in shared memory, which is freed behind the back of
+    whoever still holds a pointer into it.
+    """
+    return array if type(array) is np.ndarray else np.array(array)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Maker:
     """Batch number -> images, labels and the damaged files met."""
@@ -191,7 +200,9 @@ class _Maker:
         for offset in range(tries):
             used = (index + offset) % len(self.files)
             data = Path(self.files.path(used)).read_bytes()
-            generator = np.random.default_rng([self.seed, position])
+            generator = None
+            if self.augment is not None:
+                generator = np.random.default_rng([self.seed, position])
             try:
                 out[...] = decode(data, self.form, self.augment, generator)
                 return used
