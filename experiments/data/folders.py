@@ -108,7 +108,10 @@ def load_folder(data: Data, image_size: int, channels: int) -> Dataset[FolderIma
       ValueError: no images, a class that cannot be split, or a class of val that train
         lacks.
     """
-    train, test = _sides(data)
+    try:
+        train, test = _sides(data)
+    except ValueError as error:
+        raise ValueError(f"`data.source`: {error}") from None
     name = os.path.basename(os.path.normpath(data.source))
     first, second = (
         FolderImages(files, image_size, channels, data) for files in (train, test)
@@ -125,8 +128,8 @@ def _sides(data: Data) -> tuple[ImageFiles, ImageFiles]:
     train, test = (scan_images(folder) for folder in folders.values())
     if unknown := sorted(set(test.classes) - set(train.classes)):
         raise ValueError(
-            f"`data.source` must have the classes of '{test.root}' in '{train.root}' "
-            f"too, got {', '.join(unknown[:5])} in the former alone."
+            f"the classes of '{test.root}' must be in '{train.root}' too, got "
+            f"{', '.join(unknown[:5])} in the former alone."
         )
     # A class that val lacks must not move the labels of those after it.
     places = np.array([train.classes.index(name) for name in test.classes], np.int32)

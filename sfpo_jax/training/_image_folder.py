@@ -33,7 +33,8 @@ class ImageStream(BatchStream[ImageBatch]):
     Attributes:
       files: the images.
       skipped: (path, reason) of each file not used: those that the scan refused, then
-        those found damaged on the way. A resumed stream finds the latter again.
+        those that this host found damaged on the way. A resumed stream finds the latter
+        again.
     """
 
     def __init__(

@@ -57,6 +57,12 @@ def test_a_class_of_val_alone_is_refused(tmp_path: Path) -> None:
         load_folder(Data(source=str(tmp_path)), 8, 3)
 
 
+def test_a_folder_without_images_is_refused_by_its_key(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(ValueError, match=r"`data.source`: .* got none in"):
+        load_folder(Data(source=str(tmp_path)), 8, 3)
+
+
 def test_batches_of_a_folder(tmp_path: Path) -> None:
     options = Data(source=str(fill(tmp_path, "a", "b")), test_share=0.4, batch_size=6)
     data = open_dataset(options, 8, 1)

@@ -116,7 +116,8 @@ def test_workers_change_nothing(folder: Path) -> None:
         with make(folder) as stream:
             expected = take(stream, 7)
         with make(folder, workers=2) as stream:
-            assert_equal(take(stream, 3), expected[:3])
+            assert type(next(stream).images) is np.ndarray
+            assert_equal(take(stream, 2), expected[1:3])
             state = json.loads(json.dumps(stream.get_state()))
             assert_equal(take(stream, 1), expected[3:4])
             stream.set_state(state)
