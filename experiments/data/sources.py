@@ -1,12 +1,16 @@
 """The images of a run, in memory or in a folder."""
 
 import os
-from collections.abc import Iterator
 
-from experiments.data.batches import Batch, test_batches, training_batches
+from experiments.data.batches import (
+    Batch,
+    TrainingBatches,
+    test_batches,
+    training_batches,
+)
 from experiments.data.folders import FolderImages, load_folder
 from experiments.data.images import Dataset, Images, load_dataset
-from sfpo_jax.training import Data
+from sfpo_jax.training import Data, ImageStream
 
 
 def open_dataset(
@@ -29,7 +33,7 @@ def open_dataset(
 
 def training_stream(
     images: Images | FolderImages, data: Data, seed: int
-) -> Iterator[Batch]:
+) -> TrainingBatches | ImageStream:
     """Endless training batches with `get_state` and `set_state`."""
     if isinstance(images, FolderImages):
         return images.stream(data.batch_size, seed)
