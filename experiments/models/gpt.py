@@ -1,0 +1,102 @@
+"""A decoder-only transformer in Flax NNX (Radford et al. 2019, "GPT-2").
+
+Pre-norm blocks, learned positions, exact causal attention. Shapes stand in the names:
+B windows, L tokens, D width, V vocabulary.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from experiments.models.transformer import (
+    Block,
+    Dtype,
+    as_float32,
+    at_least_one,
+    check_block_sizes,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class GPTConfig:
+    """Sizes of a GPT; the defaults are a character model that a CPU trains.
+
+    Raises:
+      ValueError: where sizes do not fit together, with the key, value and remedy.
+    """
+
+    vocabulary: int = 256
+    """Tokens to tell apart."""
+    length: int = 64
+    """Tokens of a window."""
+    width: int = 64
+    """Features of a token."""
+    depth: int = 2
+    """Blocks."""
+    heads: int = 4
+    """Attention heads of a block; divides width."""
+    mlp_width: int = 256
+    """Features of the hidden layer of each MLP."""
+    dropout: float = 0.0
+    """Share of activations dropped in training."""
+    dtype: Dtype = "float32"
+    """Precision of the arithmetic; parameters, LayerNorm and logits stay float32."""
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "length", "depth"):
+            at_least_one(name, getattr(self, name))
+        check_block_sizes(self)
+
+
+class GPT(nnx.Module):
+    """Token ids to the logits of the token after each.
+
+    Args:
+      config: the sizes.
+      rngs: the source of the initial parameters.
+    """
+
+    def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs) -> None:
+        self.config = config
+        init = nnx.initializers.normal(0.02)
+        self.tokens = nnx.Param(init(rngs.params(), (config.vocabulary, config.width)))
+        self.positions = nnx.Param(init(rngs.params(), (config.length, config.width)))
+        self.dropout = nnx.Dropout(config.dropout)
+        self.blocks = nnx.List(
+            Block(config, is_causal=True, rngs=rngs) for _ in range(config.depth)
+        )
+        self.norm = nnx.LayerNorm(config.width, rngs=rngs)
+        # A head of zeros starts every run at the loss of a uniform guess, log V.
+        self.head = nnx.Linear(
+            config.width,
+            config.vocabulary,
+            kernel_init=nnx.initializers.zeros,
+            rngs=rngs,
+        )
+
+    def __call__(
+        self, ids_BxL: jax.Array, *, key: jax.Array | None = None
+    ) -> jax.Array:
+        """Float32 logits [B, L, V] of ids int[B, L]; dropout only with a `key`.
+
+        Raises:
+          ValueError: windows longer than the configuration's.
+        """
+        length = ids_BxL.shape[1]
+        if length > self.config.length:
+            raise ValueError(
+                f"`ids` must have at most {self.config.length} tokens a window, got "
+                f"{length}: raise model.length, or cut the windows"
+            )
+        keys = [None] * (len(self.blocks) + 1)
+        if key is not None:
+            keys = list(jax.random.split(key, len(keys)))
+        x_BxLxD = self.tokens[...][ids_BxL] + self.positions[...][None, :length]
+        x_BxLxD = x_BxLxD.astype(jnp.dtype(self.config.dtype))
+        if keys[-1] is not None:
+            x_BxLxD = self.dropout(x_BxLxD, deterministic=False, rngs=keys[-1])
+        for block, block_key in zip(self.blocks, keys[:-1], strict=True):
+            x_BxLxD = block(x_BxLxD, block_key)
+        return self.head(self.norm(as_float32(x_BxLxD)))
