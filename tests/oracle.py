@@ -66,6 +66,7 @@ class Codec(NamedTuple):
 
     density: float = 1.0
     block: int = 2048
+    relaxation: float = 1.0
 
     def __call__(self, x: np.ndarray, live: np.ndarray) -> np.ndarray:
         """What the receiver knows of x; entries that are not live are zero."""
@@ -83,7 +84,7 @@ class Codec(NamedTuple):
             live = live & chosen & (x != 0.0)
         if not live.any():
             return np.zeros_like(x)
-        scale = np.abs(x[live]).mean()
+        scale = self.relaxation * np.abs(x[live]).mean()
         return np.where(live, np.copysign(scale, x), 0.0)
 
 
@@ -100,20 +101,27 @@ class TwoPhaseMean:
         self.worker = [[np.zeros(x.shape) for x in shapes] for _ in range(ranks)]
         self.server = [np.zeros(x.shape) for x in shapes]
 
-    def __call__(self, sent: Sequence[Tree], live: Sequence[np.ndarray]) -> Tree:
+    def __call__(
+        self,
+        sent: Sequence[Tree],
+        live: Sequence[np.ndarray],
+        units: Sequence[Any] | None = None,
+    ) -> Tree:
         mean = []
         for j, alive in enumerate(live):
+            unit = 1.0 if units is None else units[j]
             total = np.zeros_like(self.server[j])
             for own, error in zip(sent, self.worker, strict=True):
                 c = own[j] + error[j]
-                q = self.codec(c, alive)
+                q = self.codec(c / unit, alive)
                 if self.feedback:
-                    error[j] = np.where(alive, c - q, 0.0)
+                    error[j] = np.where(alive, c - unit * q, 0.0)
                 total += q
-            h = total / len(sent) + self.server[j]
-            mean.append(self.codec(h, alive))
+            h = total / len(sent) + self.server[j] / unit
+            reply = self.codec(h, alive)
+            mean.append(unit * reply)
             if self.feedback:
-                self.server[j] = h - mean[j]
+                self.server[j] = unit * (h - reply)
         return mean
 
 
@@ -132,7 +140,8 @@ class OnebitAdam:
     """1-bit Adam (Tang et al. 2021), bias-corrected, decay decoupled.
 
     `step` takes each rank's gradients and moves `params`, which all ranks share. The
-    frozen v has a floor, which the paper has not: `nu_floor=0` is the paper.
+    paper has no floor under the frozen v, compresses m itself, and freezes v for good:
+    `nu_floor=0`, `precondition=False`, `refresh_every=0`.
     """
 
     def __init__(
@@ -150,44 +159,55 @@ class OnebitAdam:
         codec: Codec | None = None,
         feedback: bool = True,
         nu_floor: float = 0.0,
+        precondition: bool = False,
+        refresh_every: int = 0,
     ) -> None:
         self.params = [p.astype(np.float64) for p in params]
         self.m = [np.zeros(p.shape) for p in params]
         self.v = [np.zeros(p.shape) for p in params]
-        self.count, self.warmup = 0, warmup_steps
+        self.count, self.warmup, self.updated = 0, warmup_steps, 0
         self.rate = learning_rate
         self.b1, self.b2, self.eps, self.nu_floor = b1, b2, eps, nu_floor
         self.decay = [weight_decay * on for on in (decayed or [True] * len(params))]
+        self.precondition, self.every = precondition, refresh_every
         self.mean = TwoPhaseMean(self.params, ranks, codec or Codec(), feedback)
 
     def step(self, grads: Sequence[Tree]) -> None:
         t = self.count + 1
-        if self.count < self.warmup:
+        is_warmup = self.count < self.warmup
+        is_refresh = (
+            not is_warmup and self.every and (t - self.warmup) % self.every == 0
+        )
+        if is_warmup or is_refresh:
             g = [np.mean(leaf, axis=0) for leaf in zip(*grads, strict=True)]
             self.m = [self._ema(self.b1, m, x) for m, x in zip(self.m, g, strict=True)]
-            self.v = [
-                self._ema(self.b2, v, x * x) for v, x in zip(self.v, g, strict=True)
-            ]
+            b2 = self.b2 ** (self.every if is_refresh else 1)
+            self.v = [self._ema(b2, v, x * x) for v, x in zip(self.v, g, strict=True)]
+            self.updated = t
         else:
             own = [
                 [self._ema(self.b1, m, x) for m, x in zip(self.m, g, strict=True)]
                 for g in grads
             ]
-            self.m = self.mean(own, [v != 0.0 for v in self.v])
+            units = [self._root(v) for v in self.v] if self.precondition else None
+            self.m = self.mean(own, [v != 0.0 for v in self.v], units)
         rate = (
             self.rate if isinstance(self.rate, float) else float(self.rate(self.count))
         )
-        updates = min(t, self.warmup)  # how often v was updated
-        floor = self.nu_floor if t > self.warmup else 0.0
         for i, (m, v) in enumerate(zip(self.m, self.v, strict=True)):
             m_hat = m / (1.0 - self.b1**t)
-            raised = raise_to_floor(v, floor, self.mean.codec.block)
-            root = np.sqrt(raised / (1.0 - self.b2**updates)) + self.eps
+            root = self._root(v, 0.0 if is_warmup else self.nu_floor)
             direction = np.where(v != 0.0, m_hat / root, 0.0)
             self.params[i] = self.params[i] - rate * (
                 direction + self.decay[i] * self.params[i]
             )
         self.count = t
+
+    def _root(self, v: np.ndarray, floor: float | None = None) -> np.ndarray:
+        """The denominator, v worth `updated` steps."""
+        floor = self.nu_floor if floor is None else floor
+        raised = raise_to_floor(v, floor, self.mean.codec.block)
+        return np.sqrt(raised / (1.0 - self.b2**self.updated)) + self.eps
 
     @staticmethod
     def _ema(b: float, old: np.ndarray, new: np.ndarray) -> np.ndarray:

@@ -28,7 +28,13 @@ import numpy as np
 
 from sfpo_jax._validate import check_range
 from sfpo_jax.compression._base import Compressor, check_block_size
-from sfpo_jax.compression._sign import mean_magnitude, sign, with_sign
+from sfpo_jax.compression._sign import (
+    check_relaxation,
+    mean_magnitude,
+    relaxed_name,
+    sign,
+    with_sign,
+)
 from sfpo_jax.compression._support import (
     place,
     positions,
@@ -55,12 +61,15 @@ class _Format(NamedTuple):
     decode: Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
-def sparse_sign(density: float, block_size: int = 2048) -> Compressor:
+def sparse_sign(
+    density: float, block_size: int = 2048, relaxation: float = 1.0
+) -> Compressor:
     """Signs of the `density` largest entries of each block, zero elsewhere.
 
     Args:
       density: share of entries sent in each block, in (0, 1].
       block_size: entries a block, a multiple of 8.
+      relaxation: factor on the scale, as in `sign`.
 
     Returns:
       The compressor; ties go to the lower index, zeros are never sent, a block sends
@@ -81,12 +90,13 @@ def sparse_sign(density: float, block_size: int = 2048) -> Compressor:
         "density", density, 0.0, 1.0, "the share of entries sent", open_low=True
     )
     check_block_size(block_size, 8)
+    check_relaxation(relaxation)
     if density == 1.0:
-        return sign(block_size)
+        return sign(block_size, relaxation)
 
     def encode(rows: jax.Array, live: jax.Array) -> SparseSignPayload:
         support = select_support(rows, live, density)
-        scales = mean_magnitude(rows, support)
+        scales = mean_magnitude(rows, support) * np.asarray(relaxation, rows.dtype)
         code = smallest_format(density, rows.shape[-1])
         return SparseSignPayload(code.encode(support, jnp.signbit(rows)), scales)
 
@@ -96,7 +106,7 @@ def sparse_sign(density: float, block_size: int = 2048) -> Compressor:
         return with_sign(payload.scales, negative, live & support)
 
     return Compressor(
-        name=f"sparse_sign({density:g}, {block_size})",
+        name=f"sparse_sign({density:g}, {block_size}{relaxed_name(relaxation)})",
         block_size=block_size,
         alignment=8,
         encode=encode,

@@ -41,6 +41,8 @@ def scale_by_onebit_adam(
     mu_dtype: Any = None,
     nu_dtype: Any = None,
     nu_floor: Scalar = 0.01,
+    precondition: bool = False,
+    refresh_every: int | None = None,
     error_dtype: Any = None,
     bucket_size: str = "256MB",
 ) -> optax.GradientTransformationExtraArgs:
@@ -69,6 +71,8 @@ def scale_by_onebit_adam(
         mu_dtype=mu_dtype,
         nu_dtype=nu_dtype,
         nu_floor=nu_floor,
+        precondition=precondition,
+        refresh_every=refresh_every,
         error_dtype=error_dtype,
         bucket_size=bucket_size,
     )
@@ -101,6 +105,8 @@ def onebit_adam(
     mu_dtype: Any = None,
     nu_dtype: Any = None,
     nu_floor: Scalar = 0.01,
+    precondition: bool = False,
+    refresh_every: int | None = None,
     error_dtype: Any = None,
     mask: MaskOrFn = None,
     bucket_size: str = "256MB",
@@ -144,6 +150,12 @@ def onebit_adam(
       nu_floor: after the freeze, v counts as at least this share of the mean of its
         block. It touches almost nothing after a dense warm-up, and keeps a run alive
         whose warm-up was masked; 0 is the published algorithm.
+      precondition: compress the momentum in units of sqrt(v) + eps, so that the noise
+        of one bit is as large for each entry as the steps it takes. False is the
+        published algorithm.
+      refresh_every: k, every k-th step after the freeze is dense and updates v with the
+        weight of k steps, so that v follows the training for 1/k of the dense bytes;
+        None, the published algorithm, freezes v for good.
       error_dtype: of the residuals, float32 or bfloat16.
       mask: leaves to decay, a tree of bools or a function of the parameters to one.
       bucket_size: leaves are sent together up to this many bytes of float32: larger
@@ -184,6 +196,8 @@ def onebit_adam(
         mu_dtype=mu_dtype,
         nu_dtype=nu_dtype,
         nu_floor=nu_floor,
+        precondition=precondition,
+        refresh_every=refresh_every,
         error_dtype=error_dtype,
         bucket_size=bucket_size,
     )
@@ -232,6 +246,8 @@ def _core(
     mu_dtype: Any,
     nu_dtype: Any,
     nu_floor: Scalar,
+    precondition: bool,
+    refresh_every: int | None,
     error_dtype: Any,
     bucket_size: str,
 ) -> OnebitAdam:
@@ -252,6 +268,8 @@ def _core(
             '`error_dtype` must be float32 with `mu_dtype="packed"`, got bfloat16: '
             "during the warm-up its buffer holds the first moment."
         )
+    if refresh_every is not None:
+        _check_refresh(refresh_every, is_packed)
     return OnebitAdam(
         b1=b1,
         b2=b2,
@@ -264,9 +282,27 @@ def _core(
         mu_dtype=None if is_packed else _mu_dtype(mu_dtype),
         nu_dtype=resolve_dtype("nu_dtype", nu_dtype, _FLOATS),
         nu_floor=nu_floor,
+        precondition=precondition,
+        refresh_every=refresh_every,
         error_dtype=error,
         bucket_entries=bucket_entries(bucket_size),
     )
+
+
+def _check_refresh(refresh_every: int, is_packed: bool) -> None:
+    if not isinstance(refresh_every, int):
+        raise TypeError(
+            "`refresh_every` must be a whole number of steps or None, got "
+            f"{refresh_every!r}. With inject_hyperparams it belongs to static_args."
+        )
+    check_at_least(
+        "refresh_every", refresh_every, 2, "the steps from one dense step to the next"
+    )
+    if is_packed:
+        raise ValueError(
+            '`refresh_every` must be None with `mu_dtype="packed"`, got '
+            f"{refresh_every}: the moment of a dense step does not fit in one bit."
+        )
 
 
 def _mu_dtype(mu_dtype: Any) -> Any:

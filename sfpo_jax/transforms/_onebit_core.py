@@ -17,6 +17,14 @@ no scale and its update is 0. One that had almost none has a denominator near ze
 the noise of one bit over it makes steps without bounds: a run whose warm-up was masked
 fails by that. Afterwards v therefore counts as at least `nu_floor` times the mean of
 its block.
+
+Two things close most of the gap that this leaves to dense Adam. With `precondition` the
+compressor sees the momentum in units of sqrt(v): what one sign adds to an entry is then
+as large, measured by its own step size, as what it adds to its neighbours. With
+`refresh_every` = k each k-th step after the freeze is a dense one, and brings v up to
+date with the weight of the k steps that it stands for:
+
+    v = b2^k v + (1 - b2^k) g^2
 """
 
 from collections.abc import Sequence
@@ -79,6 +87,21 @@ class ScaleByOnebitAdamState(NamedTuple):
     server_error: PerRank  # [rows / N, width] of each bucket's groups
 
 
+def is_compressed_step(
+    state: ScaleByOnebitAdamState, refresh_every: int | None
+) -> jax.Array:
+    """Whether the next step sends the momentum compressed, bool[]."""
+    since = _since_freeze(state)
+    if not refresh_every:
+        return since >= 0
+    return (since >= 0) & ((since + 1) % refresh_every != 0)
+
+
+def _since_freeze(state: ScaleByOnebitAdamState) -> jax.Array:
+    """Steps since the freeze, negative before it, int32[]."""
+    return state.count - state.freeze.step
+
+
 @dataclass(frozen=True)
 class OnebitAdam:
     """The algorithm, its arguments checked; `onebit_adam` is its public face.
@@ -98,6 +121,8 @@ class OnebitAdam:
     mu_dtype: Any
     nu_dtype: Any
     nu_floor: Scalar
+    precondition: bool
+    refresh_every: int | None
     error_dtype: Any
     bucket_entries: int
 
@@ -138,7 +163,7 @@ class OnebitAdam:
         warn_if_reduced(chosen.chosen(), self.axis_name)
         self._check_packed(state)
         taken = all_finite(chosen.chosen(), self.axis_name)
-        is_frozen = state.count >= state.freeze.step
+        is_compressed = is_compressed_step(state, self.refresh_every)
 
         def skip() -> tuple[Arrays, ScaleByOnebitAdamState]:
             zeros = [jnp.zeros_like(v, work) for v in chosen.read(state.nu)]
@@ -154,15 +179,19 @@ class OnebitAdam:
                 directions, new = self._compressed(chosen, state)
                 return directions, self._with_own_errors(new)
 
-        branch = jnp.where(taken, 1 + is_frozen.astype(jnp.int32), 0)
+        branch = jnp.where(taken, 1 + is_compressed.astype(jnp.int32), 0)
         directions, state = lax.switch(branch, [skip, warmup, compressed])
         return chosen, directions, state, taken
 
     def _warmup(
         self, chosen: Selection, state: ScaleByOnebitAdamState
     ) -> tuple[Arrays, ScaleByOnebitAdamState]:
-        """Adam, bias-corrected, on the exact mean."""
+        """Adam, bias-corrected, on the exact mean; after the freeze, a refresh of v."""
         b1, b2, work = self.b1, self.b2, chosen.working_dtype()
+        is_refresh = _since_freeze(state) >= 0
+        if self.refresh_every:
+            b2 = jnp.where(is_refresh, jnp.power(b2, self.refresh_every), b2)
+            b2 = b2.astype(work)
         grads = axis_mean(chosen.widened(), self.axis_name)
         worker = own(state.worker_error.tree, self.axis_name)
         mu = _as(work, chosen.read(worker if self.is_packed else state.mu))
@@ -170,9 +199,21 @@ class OnebitAdam:
         mu = [b1 * m + (1 - b1) * g for m, g in zip(mu, grads, strict=True)]
         nu = [b2 * v + (1 - b2) * g * g for v, g in zip(nu, grads, strict=True)]
         count = increment(state.count)
-        directions = self._directions(mu, nu, count, count)
-        correction = _bias_correction(b2, count, work)
+        variances = nu
+        if self.refresh_every:
+            buckets = self._buckets(chosen, axis_size(self.axis_name))
+            rows = [[self._raised(x) for x in bucket.pack(nu)] for bucket in buckets]
+            raised = _unpack(buckets, rows, chosen.shapes())
+            variances = [
+                jnp.where(is_refresh, r, v) for r, v in zip(raised, nu, strict=True)
+            ]
+        directions = self._directions(mu, variances, count, count)
+        correction = _bias_correction(self.b2, count, work)
         norm = sum((jnp.sum(v) for v in nu), jnp.zeros([], work)) / correction
+        freeze = self.freeze.observe(state.freeze, count, norm)
+        freeze = jax.tree.map(
+            lambda new, old: jnp.where(is_refresh, old, new), freeze, state.freeze
+        )
         if self.is_packed:
             held = per_rank(self._hold(chosen, mu, worker), self.axis_name)
             state = state._replace(worker_error=PerRank(held))
@@ -180,7 +221,7 @@ class OnebitAdam:
             state = state._replace(mu=self._hold(chosen, mu, state.mu))
         return directions, state._replace(
             count=count,
-            freeze=self.freeze.observe(state.freeze, count, norm),
+            freeze=freeze,
             nu=self._hold(chosen, nu, state.nu),
         )
 
@@ -193,13 +234,22 @@ class OnebitAdam:
         nu = _as(work, chosen.read(state.nu))
         variances = [bucket.pack(nu) for bucket in buckets]
         live = [tuple(rows > 0 for rows in groups) for groups in variances]
+        variances = [tuple(self._raised(x) for x in groups) for groups in variances]
+        last = self._last_refresh(state)
+        units = None
+        if self.precondition:
+            units = [
+                tuple(self._denominator(x, last) for x in groups)
+                for groups in variances
+            ]
         worker = own(state.worker_error.tree, self.axis_name)
         server = own(state.server_error.tree, self.axis_name)
         has_errors = self.has_feedback or self.is_packed
         errors = _as(work, chosen.read(worker)) if has_errors else []
         if self.is_packed:
             is_first = state.count == state.freeze.step
-            mu = _unpack(buckets, self._decode(state.mu, live), chosen.shapes())
+            rows = self._decode(state.mu, live, units)
+            mu = _unpack(buckets, rows, chosen.shapes())
             mu = _as(work, mu)
             mu = [jnp.where(is_first, e, m) for m, e in zip(mu, errors, strict=True)]
             errors = [jnp.where(is_first, 0, e) for e in errors]
@@ -218,6 +268,7 @@ class OnebitAdam:
             [_as(work, rows) for rows in server] if self.has_feedback else None,
             live,
             self.axis_name,
+            units,
         )
         if self.has_feedback:
             held = self._hold(chosen, reduced.worker_error, worker)
@@ -229,9 +280,8 @@ class OnebitAdam:
                 server_error=PerRank(per_rank(server, self.axis_name)),
             )
         count = increment(state.count)
-        variances = [[self._raised(rows) for rows in groups] for groups in variances]
         nu = _unpack(buckets, variances, chosen.shapes())
-        directions = self._directions(reduced.mean, nu, count, state.freeze.step)
+        directions = self._directions(reduced.mean, nu, count, last)
         if self.is_packed:
             return directions, state._replace(count=count, mu=reduced.payload)
         mu = self._hold(chosen, reduced.mean, state.mu)
@@ -244,12 +294,21 @@ class OnebitAdam:
         if not mu:
             return []
         mu_correction = _bias_correction(self.b1, count, mu[0].dtype)
-        nu_correction = _bias_correction(self.b2, frozen_at, mu[0].dtype)
         directions = []
         for m, v in zip(mu, nu, strict=True):
-            denominator = jnp.sqrt(v / nu_correction) + self.eps
+            denominator = self._denominator(v, frozen_at)
             directions.append(jnp.where(v > 0, m / mu_correction / denominator, 0))
         return directions
+
+    def _denominator(self, v: jax.Array, updated_at: jax.Array) -> jax.Array:
+        """sqrt(v / (1 - b2^W)) + eps, W the step that v was last brought up to."""
+        return jnp.sqrt(v / _bias_correction(self.b2, updated_at, v.dtype)) + self.eps
+
+    def _last_refresh(self, state: ScaleByOnebitAdamState) -> jax.Array:
+        """The step that v was last brought up to, int32[]."""
+        if not self.refresh_every:
+            return state.freeze.step
+        return state.count - _since_freeze(state) % self.refresh_every
 
     def _raised(self, rows: jax.Array) -> jax.Array:
         """v of blocks [r, w], where not 0 at least `nu_floor` of its block's mean."""
@@ -259,13 +318,21 @@ class OnebitAdam:
         return jnp.where(live, jnp.maximum(rows, self.nu_floor * mean[:, None]), 0)
 
     def _decode(
-        self, payloads: Any, live: list[tuple[jax.Array, ...]]
+        self,
+        payloads: Any,
+        live: list[tuple[jax.Array, ...]],
+        units: list[tuple[jax.Array, ...]] | None,
     ) -> list[list[jax.Array]]:
         """Rows [r, w] of each bucket's groups from their payloads."""
-        decode = self.compressor.decode
-        return [
-            [decode(payload, mask) for payload, mask in zip(*pair, strict=True)]
+        rows = [
+            [self.compressor.decode(p, m) for p, m in zip(*pair, strict=True)]
             for pair in zip(payloads, live, strict=True)
+        ]
+        if units is None:
+            return rows
+        return [
+            [u * x for u, x in zip(*pair, strict=True)]
+            for pair in zip(units, rows, strict=True)
         ]
 
     def _check_packed(self, state: ScaleByOnebitAdamState) -> None:

@@ -9,9 +9,11 @@ import optax
 
 from sfpo_jax._validate import Scalar, check_at_least, check_range
 from sfpo_jax.collectives import AxisName
+from sfpo_jax.compression import sign
 from sfpo_jax.schedules import cosine_sparsity
 from sfpo_jax.transforms._freeze import WarmupSteps
 from sfpo_jax.transforms._onebit_adam import onebit_adam
+from sfpo_jax.transforms._onebit_core import is_compressed_step
 from sfpo_jax.transforms._sparsify import sparsify
 from sfpo_jax.transforms._state import MaskOrFn
 
@@ -33,6 +35,7 @@ def sfpo(
     axis_name: AxisName = None,
     min_size: Scalar = 1024,
     sparsity_mask: MaskOrFn = None,
+    sparsity_feedback: bool = True,
     b1: Scalar = 0.9,
     b2: Scalar = 0.999,
     eps: Scalar = 1e-8,
@@ -42,6 +45,8 @@ def sfpo(
     mu_dtype: Any = None,
     nu_dtype: Any = None,
     nu_floor: Scalar = 0.01,
+    precondition: bool = True,
+    refresh_every: int | None = 16,
     error_dtype: Any = None,
     mask: MaskOrFn = None,
     bucket_size: str = "256MB",
@@ -49,9 +54,10 @@ def sfpo(
     """SFPO: cosine-annealed sparsification of gradients, then 1-bit Adam.
 
     Like ``optax.chain(sparsify(cosine_sparsity(base_sparsity, total_steps,
-    final_sparsity, begin=warmup_steps)), onebit_adam(...))``, and with "auto" the
-    sparsity begins when the variance is in fact frozen: masked gradients in the warm-up
-    would leave entries with a variance near zero, frozen for good.
+    final_sparsity, begin=warmup_steps)), onebit_adam(...))``, but the steps that make
+    the variance see the whole gradient, those of "auto" and of `refresh_every` too:
+    masked, they would leave entries with a variance near zero, and give them updates
+    without bounds.
 
     Args:
       learning_rate: a number, or a schedule of the step.
@@ -64,8 +70,12 @@ def sfpo(
       axis_name: mesh axis (or axes) of data parallelism; None is one worker.
       min_size: tensors of fewer entries are not sparsified.
       sparsity_mask: leaves to sparsify, a tree of bools or a function of the tree.
-      b1, b2, eps, weight_decay, compressor, error_feedback, mu_dtype, nu_dtype,
-        nu_floor, error_dtype, mask, bucket_size: as in `onebit_adam`.
+      sparsity_feedback: add what was dropped to later gradients; without, small
+        entries that matter are lost for good. Costs a residual of the gradient's size.
+      compressor: what goes on the wire; None = ``compression.sign(relaxation=1.5)``.
+      b1, b2, eps, weight_decay, error_feedback, mu_dtype, nu_dtype, nu_floor,
+        precondition, refresh_every, error_dtype, mask, bucket_size: as in
+        `onebit_adam`; the defaults are those that the convergence study chose.
 
     Returns:
       The transformation.
@@ -95,11 +105,13 @@ def sfpo(
         warmup_steps=warmup,
         total_steps=total_steps,
         axis_name=axis_name,
-        compressor=compressor,
+        compressor=sign(relaxation=1.5) if compressor is None else compressor,
         error_feedback=error_feedback,
         mu_dtype=mu_dtype,
         nu_dtype=nu_dtype,
         nu_floor=nu_floor,
+        precondition=precondition,
+        refresh_every=refresh_every,
         error_dtype=error_dtype,
         mask=mask,
         bucket_size=bucket_size,
@@ -108,6 +120,8 @@ def sfpo(
         cosine_sparsity(base_sparsity, total_steps, final_sparsity),
         min_size=min_size,
         mask=sparsity_mask,
+        error_feedback=sparsity_feedback,
+        error_dtype=error_dtype,
         axis_name=axis_name,
     )
 
@@ -121,9 +135,10 @@ def sfpo(
         **extra_args: Any,
     ) -> tuple[optax.Updates, SfpoState]:
         del extra_args
-        is_frozen = state.onebit_adam.count >= state.onebit_adam.freeze.step
+        # A step that brings the variance up to date needs the whole gradient.
+        is_on = is_compressed_step(state.onebit_adam, refresh_every)
         updates, masked = masking.update(
-            updates, state.sparsify, params, sparsity_is_on=jnp.asarray(is_frozen)
+            updates, state.sparsify, params, sparsity_is_on=is_on
         )
         updates, adapted = adam.update(updates, state.onebit_adam, params)
         return updates, SfpoState(masked, adapted)

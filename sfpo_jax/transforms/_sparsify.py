@@ -65,12 +65,13 @@ def sparsify(
     g, v = v + u, v's largest pass, and u and v are cleared where they did.
 
     A step whose gradient is not finite, on any rank, leaves the state as it was; what
-    is not finite counts as largest and passes, for what follows to skip.
+    is not finite counts as largest and passes, for what follows to skip. With the extra
+    argument `sparsity_is_on` False, a step passes as it is and leaves the residual.
 
     Args:
       sparsity: share of entries dropped, in [0, 1], or a schedule of the step.
       error_feedback: keep what was dropped for later steps. Each rank then has its own
-        residual. Before `onebit_adam` it hurt in our runs: off.
+        residual, of a gradient's size.
       momentum: factor m of the momentum correction, in [0, 1); implies error feedback.
       min_size: tensors of fewer entries pass dense.
       mask: leaves to sparsify, a tree of bools or a function of the tree; None = all.
@@ -126,7 +127,8 @@ def sparsify(
     ) -> tuple[optax.Updates, SparsifyState]:
         del params, extra_args
         share = sparsity(state.count) if callable(sparsity) else sparsity
-        share = jnp.where(sparsity_is_on, jnp.asarray(share, jnp.float32), 0.0)
+        is_on = jnp.asarray(sparsity_is_on)
+        share = jnp.where(is_on, jnp.asarray(share, jnp.float32), 0.0)
         chosen = select(updates, mask)
         finite = all_finite(select(updates).chosen(), axis_name)
         grads = chosen.widened()
@@ -146,7 +148,7 @@ def sparsify(
         masks = _masks(grads, share, min_size)
         # What rounding to the leaf's dtype loses stays in the residual too.
         sent = [
-            jnp.where(m, g, 0).astype(old.dtype)
+            jnp.where(is_on, jnp.where(m, g, 0).astype(old.dtype), old)
             for g, m, old in zip(grads, masks, chosen.chosen(), strict=True)
         ]
         dropped = [g - s.astype(g.dtype) for g, s in zip(grads, sent, strict=True)]
@@ -154,7 +156,7 @@ def sparsify(
 
         def keep(old: PerRank, values: list[jax.Array], is_used: bool) -> PerRank:
             held = _read(chosen, old, is_used, axis_name)
-            new = _where(finite, values, held) if is_used else []
+            new = _where(finite & is_on, values, held) if is_used else []
             return PerRank(chosen.state(per_rank(new, axis_name))) if is_used else old
 
         return chosen.replace(sent), SparsifyState(
