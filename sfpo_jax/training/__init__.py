@@ -7,6 +7,8 @@ package.
 from sfpo_jax.training._build import ConfigError as ConfigError
 from sfpo_jax.training._build import build as build
 from sfpo_jax.training._build import dotted_keys as dotted_keys
+from sfpo_jax.training._checkpoints import Checkpoints as Checkpoints
+from sfpo_jax.training._checkpoints import Restored as Restored
 from sfpo_jax.training._command_line import exit_on_config_error as exit_on_config_error
 from sfpo_jax.training._command_line import load_config as load_config
 from sfpo_jax.training._layout_sections import Communication as Communication
@@ -15,6 +17,7 @@ from sfpo_jax.training._layout_sections import Memory as Memory
 from sfpo_jax.training._layout_sections import Mesh as Mesh
 from sfpo_jax.training._layout_sections import Parallel as Parallel
 from sfpo_jax.training._layout_sections import Time as Time
+from sfpo_jax.training._manifest import CheckpointError as CheckpointError
 from sfpo_jax.training._optimizer import ONE_BIT as ONE_BIT
 from sfpo_jax.training._optimizer import make_dense_optimizer as make_dense_optimizer
 from sfpo_jax.training._optimizer import make_learning_rate as make_learning_rate
