@@ -11,6 +11,8 @@ from sfpo_jax.training._checkpoints import Checkpoints as Checkpoints
 from sfpo_jax.training._checkpoints import Restored as Restored
 from sfpo_jax.training._command_line import exit_on_config_error as exit_on_config_error
 from sfpo_jax.training._command_line import load_config as load_config
+from sfpo_jax.training._ema import Ema as Ema
+from sfpo_jax.training._ema import EmaState as EmaState
 from sfpo_jax.training._layout_sections import Communication as Communication
 from sfpo_jax.training._layout_sections import Compression as Compression
 from sfpo_jax.training._layout_sections import Memory as Memory
@@ -18,6 +20,10 @@ from sfpo_jax.training._layout_sections import Mesh as Mesh
 from sfpo_jax.training._layout_sections import Parallel as Parallel
 from sfpo_jax.training._layout_sections import Time as Time
 from sfpo_jax.training._manifest import CheckpointError as CheckpointError
+from sfpo_jax.training._metrics import JsonLines as JsonLines
+from sfpo_jax.training._metrics import Record as Record
+from sfpo_jax.training._metrics import TensorBoard as TensorBoard
+from sfpo_jax.training._metrics import check_tensorboard as check_tensorboard
 from sfpo_jax.training._optimizer import ONE_BIT as ONE_BIT
 from sfpo_jax.training._optimizer import make_dense_optimizer as make_dense_optimizer
 from sfpo_jax.training._optimizer import make_learning_rate as make_learning_rate
@@ -29,6 +35,8 @@ from sfpo_jax.training._sections import Optimizer as Optimizer
 from sfpo_jax.training._sections import Sparsity as Sparsity
 from sfpo_jax.training._sections import Train as Train
 from sfpo_jax.training._sections import check_batch as check_batch
+from sfpo_jax.training._signals import Stop as Stop
+from sfpo_jax.training._signals import stop_on_signals as stop_on_signals
 from sfpo_jax.training._yaml import parse_yaml as parse_yaml
 from sfpo_jax.training._yaml import read_yaml as read_yaml
 from sfpo_jax.training._yaml import write_yaml as write_yaml

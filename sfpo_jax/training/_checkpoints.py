@@ -4,25 +4,23 @@ Orbax writes the arrays. Around it: a temporary folder, a manifest, one rename; 
 of every byte before a restore; and the checkpoint before where that check fails.
 """
 
-import contextlib
-import errno
 import json
-import logging
 import os
 import re
 import shutil
-import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from sfpo_jax._validate import check_at_least
+from sfpo_jax.training._arrays import (
+    check_arrays,
+    reserve,
+    restore_arrays,
+    save_arrays,
+)
 from sfpo_jax.training._manifest import (
     CheckpointError,
     DamageError,
@@ -120,14 +118,14 @@ class Checkpoints:
           TypeError: `state` holds something else than jax arrays, or `data_state` or
             `extra` something that JSON has no form for.
         """
-        _check_state(state)
+        check_arrays(state)
         rest = json.dumps({"data_state": data_state, "extra": extra})
         draft = self.folder / f"{_SAVING}{step}"
         try:
             _discard(draft)
             draft.mkdir(parents=True)
-            _reserve(draft, state)
-            _save_arrays(draft / _ARRAYS, state)
+            reserve(draft, state)
+            save_arrays(draft / _ARRAYS, state)
             (draft / _REST).write_text(rest, encoding="utf-8")
             write_manifest(draft, step, describe(state))
             self._commit(draft, step)
@@ -156,7 +154,7 @@ class Checkpoints:
             are checkpoints and all are damaged.
           TypeError: the template holds something else than jax arrays.
         """
-        _check_state(template)
+        check_arrays(template)
         damaged = []
         for step in reversed(self.steps()):
             folder = self._path(step)
@@ -173,7 +171,7 @@ class Checkpoints:
                 )
             check_leaves(manifest.leaves, describe(template), str(folder))
             rest = json.loads((folder / _REST).read_text(encoding="utf-8"))
-            return Restored(_restore_arrays(folder / _ARRAYS, template), **rest)
+            return Restored(restore_arrays(folder / _ARRAYS, template), **rest)
         if damaged:
             raise CheckpointError(
                 f"no checkpoint in {self.folder} can be used: {'; '.join(damaged)}. "
@@ -217,88 +215,3 @@ def _discard(folder: Path) -> None:
         if not folder.exists():
             return
         time.sleep(0.02)
-
-
-def _reserve(folder: Path, state: Any) -> None:
-    """Raises OSError where the arrays do not fit, before Orbax's threads find out.
-
-    Those would fail one after another, in many pages, some after the folder is gone.
-    """
-    needed = sum(leaf.nbytes for leaf in _by_number(state).values())
-    if needed > shutil.disk_usage(folder).free:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    # The free space says nothing about quotas; not every system can reserve.
-    if needed and hasattr(os, "posix_fallocate"):
-        with tempfile.TemporaryFile(dir=folder) as file:
-            os.posix_fallocate(file.fileno(), 0, needed)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps what Orbax's threads log to themselves: its error reaches the caller."""
-    logger = logging.getLogger("absl")
-
-    def drop(record: logging.LogRecord) -> bool:
-        return False
-
-    logger.addFilter(drop)
-    try:
-        yield
-    finally:
-        logger.removeFilter(drop)
-
-
-def _save_arrays(path: Path, state: Any) -> None:
-    import orbax.checkpoint as ocp
-
-    with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        checkpointer.save(path, args=ocp.args.PyTreeSave(_by_number(state)))
-
-
-def _restore_arrays(path: Path, template: Any) -> Any:
-    import orbax.checkpoint as ocp
-
-    wanted = _by_number(template)
-    arguments = {
-        name: ocp.ArrayRestoreArgs(
-            sharding=x.sharding, global_shape=x.shape, dtype=x.dtype
-        )
-        for name, x in wanted.items()
-    }
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        found = checkpointer.restore(
-            path, args=ocp.args.PyTreeRestore(wanted, restore_args=arguments)
-        )
-    leaves, treedef = jax.tree.flatten(template)
-    for number, leaf in enumerate(leaves):
-        if _is_key(leaf):
-            data, kind = found[f"{number:05d}"], jax.random.key_impl(leaf)
-            leaves[number] = jax.random.wrap_key_data(data, impl=kind)
-        elif leaf.size:
-            leaves[number] = found[f"{number:05d}"]
-        else:
-            empty = np.zeros(leaf.shape, leaf.dtype)
-            leaves[number] = jax.device_put(empty, leaf.sharding)
-    return treedef.unflatten(leaves)
-
-
-def _by_number(state: Any) -> dict[str, jax.Array]:
-    """The leaves that Orbax takes: none that is empty, keys as their integers."""
-    return {
-        f"{number:05d}": jax.random.key_data(leaf) if _is_key(leaf) else leaf
-        for number, leaf in enumerate(jax.tree.leaves(state))
-        if leaf.size
-    }
-
-
-def _is_key(leaf: jax.Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _check_state(state: Any) -> None:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        if not isinstance(leaf, jax.Array):
-            raise TypeError(
-                f"`state`{jax.tree_util.keystr(path)} must be a jax array, got "
-                f"{type(leaf).__name__}: use jnp.asarray, or put it into `extra`."
-            )

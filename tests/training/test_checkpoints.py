@@ -145,7 +145,7 @@ def test_every_damage_is_found_and_the_one_before_used(
     tmp_path: Path, two: Path, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What is read is decided before Orbax reads it, which other tests let it do.
-    monkeypatch.setattr(_checkpoints, "_restore_arrays", lambda path, template: {})
+    monkeypatch.setattr(_checkpoints, "restore_arrays", lambda path, template: {})
     folder = tmp_path / "copy"
     shutil.copytree(two, folder)
     newest = folder / "step_00000002"
@@ -276,7 +276,7 @@ def test_a_full_disk_is_found_before_it_is_written_to(
     assert_nothing_lost(checkpoints, state)
 
 
-@pytest.mark.parametrize("place", ["_save_arrays", "write_manifest", "_commit"])
+@pytest.mark.parametrize("place", ["save_arrays", "write_manifest", "_commit"])
 def test_a_disk_that_fills_meanwhile(
     tmp_path: Path,
     two: Path,
@@ -289,7 +289,7 @@ def test_a_disk_that_fills_meanwhile(
     checkpoints = Checkpoints(folder)
     # As TensorStore says it, and as Python does.
     error = {
-        "_save_arrays": ValueError("RESOURCE_EXHAUSTED: a b c [os_error_code='28']"),
+        "save_arrays": ValueError("RESOURCE_EXHAUSTED: a b c [os_error_code='28']"),
         "write_manifest": OSError(errno.ENOSPC, "No space left on device"),
         "_commit": OSError(errno.ENOSPC, "No space left on device"),
     }[place]
@@ -314,7 +314,7 @@ from sfpo_jax.training import CheckpointError, Checkpoints, _checkpoints
 state = {"w": jnp.asarray(np.random.default_rng(0).normal(size=5000))}
 checkpoints = Checkpoints(sys.argv[1])
 checkpoints.save(1, state)
-_checkpoints._reserve = lambda folder, state: None
+_checkpoints.reserve = lambda folder, state: None
 resource.setrlimit(resource.RLIMIT_FSIZE, (8000, resource.RLIM_INFINITY))
 try:
     checkpoints.save(2, state)
