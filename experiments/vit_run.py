@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from jax.sharding import Mesh
 
-from experiments.contender import Contender, Record, Result, run_contender
+from experiments.contender import Contender, Record, Result, Store, run_contender
 from experiments.data.batches import test_batches, training_batches
 from experiments.data.images import Dataset, load_dataset
 from experiments.devices import compressed_axis, make_run_mesh, show_cpu_devices
@@ -20,7 +20,9 @@ from sfpo_jax.training import (
     Memory,
     Optimizer,
     Parallel,
+    ReplayedIterator,
     Sparsity,
+    Stop,
     Train,
 )
 
@@ -74,21 +76,34 @@ class Run(NamedTuple):
         self,
         contender: Contender,
         on_record: Callable[[Record], None] = lambda record: None,
+        *,
+        store: Store | None = None,
+        stop: Stop | None = None,
     ) -> Result:
-        """Trains one contender; all of them see the same batches."""
+        """Trains one contender; all of them see the same batches.
+
+        Arguments and errors are those of `run_contender`.
+        """
         data, train = self.config.data, self.config.train
+        batches = functools.partial(
+            training_batches,
+            self.dataset.train,
+            data.batch_size,
+            seed=train.seed,
+            shift=data.shift,
+        )
         return run_contender(
             contender,
             self.task,
             self.mesh,
-            training_batches(
-                self.dataset.train, data.batch_size, seed=train.seed, shift=data.shift
-            ),
+            ReplayedIterator(batches),
             # Without gradients, twice the batch still takes less memory than training.
             test_batches(self.dataset.test, 2 * data.batch_size),
             train,
             microbatches=self.config.parallel.microbatches,
             on_record=on_record,
+            store=store,
+            stop=stop,
         )
 
 

@@ -23,7 +23,8 @@ from sfpo_jax._validate import check_range
 class EmaState(NamedTuple):
     """The average so far; saved with a checkpoint."""
 
-    count: jax.Array  # int32[], parameters averaged
+    # int32[], steps averaged
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
     mean: Any  # float32 like the floating parameters; of others the latest
 
 
@@ -62,7 +63,9 @@ class Ema:
 
     def init(self, params: Any) -> EmaState:
         """The average of no parameters, sharded as they are."""
-        shardings = EmaState(None, jax.tree.map(lambda p: p.sharding, params))
+        # None: where the program's devices are, replicated.
+        count: Any = None
+        shardings = EmaState(count, jax.tree.map(lambda p: p.sharding, params))
         return jax.jit(self._zeros, out_shardings=shardings)(params)
 
     def update(self, state: EmaState, params: Any) -> EmaState:

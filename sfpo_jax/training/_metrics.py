@@ -1,5 +1,6 @@
 """Metrics as lines of JSON, and to TensorBoard where it is wanted."""
 
+import importlib
 import importlib.util
 import json
 import math
@@ -104,10 +105,9 @@ class TensorBoard:
 
     def __init__(self, folder: str | Path, begin: int = 0) -> None:
         check_tensorboard(True)
-        from tensorboardX import SummaryWriter
-
+        module = importlib.import_module("tensorboardX")
         purge = begin + 1 if begin else None
-        self._writer = SummaryWriter(str(folder), purge_step=purge)
+        self._writer = module.SummaryWriter(str(folder), purge_step=purge)
 
     def write(self, record: Record) -> None:
         """Writes every number of a record under its name, at the record's `step`."""

@@ -72,10 +72,12 @@ def test_a_run_leaves_its_report(
     folder = only_run(tmp_path)
     assert folder.name.startswith("toy-")
     assert {p.name for p in folder.iterdir()} == {
+        "checkpoints",
         "config.yaml",
         "curves.png",
         "metrics.jsonl",
         "report.md",
+        "results.json",
     }
     assert (folder / "curves.png").read_bytes().startswith(PNG)
 
