@@ -82,8 +82,12 @@ class Store(Protocol):
         """Its checkpoints."""
         ...
 
-    def rewind(self, done: int) -> list[Record]:
-        """Drops the records after step `done` and returns those up to it."""
+    def rewind(self, done: int, tested: int) -> list[Record]:
+        """Drops the records after step `done`, those of tests after step `tested`.
+
+        Returns:
+          The records that stay.
+        """
         ...
 
 
@@ -282,9 +286,9 @@ class _Log(Monitor):
             "seconds": self.seconds_before + time.perf_counter() - self._began,
         }
 
-    def started(self, done: int, saved: Record | None) -> None:
+    def started(self, done: int, tested: int, saved: Record | None) -> None:
         """Begins, or goes on after step `done`."""
-        self.records = self._store.rewind(done) if self._store else []
+        self.records = self._store.rewind(done, tested) if self._store else []
         if saved is None:
             return
         self.losses.extend(saved["losses"])

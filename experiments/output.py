@@ -120,11 +120,15 @@ class ContenderStore:
         self._board_path = board
         self._board: TensorBoard | None = None
 
-    def rewind(self, done: int) -> list[Record]:
-        """Drops the contender's records after step `done`, returns those up to it."""
-        self._metrics.rewind(
-            lambda r: r["contender"] != self._name or r["step"] <= done
-        )
+    def rewind(self, done: int, tested: int) -> list[Record]:
+        """Drops the contender's records after step `done`, those of tests after step
+        `tested`, and returns those that stay."""
+
+        def is_kept(record: Record) -> bool:
+            last = tested if "test_accuracy" in record else done
+            return record["contender"] != self._name or record["step"] <= last
+
+        self._metrics.rewind(is_kept)
         if self._board_path:
             self._board = TensorBoard(self._board_path, done)
         return [

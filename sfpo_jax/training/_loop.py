@@ -23,9 +23,15 @@ class NonFiniteLossError(FloatingPointError):
 class Monitor:
     """What is told of a run; override what is wanted."""
 
-    def started(self, done: int, saved: Any) -> None:
-        """The run begins after step `done`: with what `get_state` gave when that
-        step's checkpoint was made, or with 0 and None."""
+    def started(self, done: int, tested: int, saved: Any) -> None:
+        """The run begins after step `done`, or goes on there.
+
+        Args:
+          done: steps taken, 0 at a fresh start.
+          tested: the step after which the last test was made; less than `done` where
+            the test after that is still to come.
+          saved: what `get_state` gave when the checkpoint was made, None without.
+        """
 
     def dispatched(self, done: int, state: TrainState) -> None:
         """Step `done` is on its way; its `state` is gone with the next step."""
@@ -142,7 +148,8 @@ class _Loop:
             self._save_if_due()
             if self._done == self._train.steps:
                 return Fit(self._state, self._done, True)
-            self._advance()
+            if not self._stop.requested:
+                self._advance()
         self._flush()
         self._save()
         return Fit(self._state, self._done, False)
@@ -229,14 +236,14 @@ class _Loop:
     def _resume(self) -> None:
         saved = self._checkpoints and self._checkpoints.restore(self._everything())
         if not saved:
-            self._monitor.started(0, None)
+            self._monitor.started(0, 0, None)
             return
         self._state, self._mean = saved.state["train"], saved.state["ema"]
         self._data.set_state(saved.data_state)
         self._done = self._saved = int(self._state.step)
         self._tested = saved.extra["tested"]
         self._nonfinite = saved.extra["nonfinite"]
-        self._monitor.started(self._done, saved.extra["monitor"])
+        self._monitor.started(self._done, self._tested, saved.extra["monitor"])
 
     def _everything(self) -> dict[str, Any]:
         return {"train": self._state, "ema": self._mean}
