@@ -10,6 +10,7 @@ from sfpo_jax.parallel import TrainState
 from sfpo_jax.training._checkpoints import Checkpoints
 from sfpo_jax.training._data_iterator import DataIterator
 from sfpo_jax.training._ema import Ema, EmaState
+from sfpo_jax.training._manifest import CheckpointError
 from sfpo_jax.training._sections import Train
 from sfpo_jax.training._signals import Stop
 
@@ -239,7 +240,12 @@ class _Loop:
             self._monitor.started(0, 0, None)
             return
         self._state, self._mean = saved.state["train"], saved.state["ema"]
-        self._data.set_state(saved.data_state)
+        try:
+            self._data.set_state(saved.data_state)
+        except ValueError as error:
+            raise CheckpointError(
+                f"the data are not those the run began with: {error}"
+            ) from error
         self._done = self._saved = int(self._state.step)
         self._tested = saved.extra["tested"]
         self._nonfinite = saved.extra["nonfinite"]

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 import sfpo_jax as sfpo
 from sfpo_jax.parallel import TrainState
 from sfpo_jax.training import (
+    CheckpointError,
     Checkpoints,
     DataIterator,
     Ema,
@@ -244,7 +245,7 @@ def test_the_average_is_part_of_the_state(tmp_path: Path, step: Any) -> None:
     assert restored is not None
     assert float(restored.state["ema"].mean["w"]) == 1.25
     assert run(train).is_finished
-    with pytest.raises(Exception, match=r"holds `\['ema'\]"):
+    with pytest.raises(CheckpointError, match=r"holds `\['ema'\]"):
         run(Train(steps=2))
 
 
@@ -253,3 +254,17 @@ def test_data_that_ends(step: Any) -> None:
     assert isinstance(data, DataIterator)
     with pytest.raises(ValueError, match=r"`data` must give 3 batches.*got 2"):
         fit(step, step.init({"w": jnp.zeros(())}), data, Train(steps=3))
+
+
+def test_other_data_are_refused(tmp_path: Path, step: Any) -> None:
+    class Other(ReplayedIterator):
+        def set_state(self, state: dict[str, Any]) -> None:
+            raise ValueError("`seed` was 0, got 1")
+
+    def run(data: DataIterator, steps: int) -> Fit:
+        state, checkpoints = step.init({"w": jnp.zeros(())}), Checkpoints(tmp_path)
+        return fit(step, state, data, Train(steps=steps), checkpoints=checkpoints)
+
+    run(batches(), 1)
+    with pytest.raises(CheckpointError, match=r"the data are not .* got 1"):
+        run(Other(lambda: iter([])), 2)
