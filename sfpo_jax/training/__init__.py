@@ -9,6 +9,7 @@ from sfpo_jax.training._build import build as build
 from sfpo_jax.training._build import dotted_keys as dotted_keys
 from sfpo_jax.training._checkpoints import Checkpoints as Checkpoints
 from sfpo_jax.training._checkpoints import Restored as Restored
+from sfpo_jax.training._checkpoints import check_checkpoint as check_checkpoint
 from sfpo_jax.training._command_line import exit_on_config_error as exit_on_config_error
 from sfpo_jax.training._command_line import load_config as load_config
 from sfpo_jax.training._data_iterator import DataIterator as DataIterator

@@ -208,6 +208,23 @@ class Checkpoints:
         )
 
 
+def check_checkpoint(folder: str | Path) -> int:
+    """Reads every file of one checkpoint and compares it with the manifest.
+
+    Args:
+      folder: one checkpoint, e.g. `step_00000100`.
+
+    Returns:
+      The step it was made after.
+
+    Raises:
+      CheckpointError: a file that is missing or differs, by name.
+    """
+    manifest = read_manifest(Path(folder))
+    verify(Path(folder), manifest)
+    return manifest.step
+
+
 def _discard(folder: Path) -> None:
     """Removes a folder in which TensorStore's threads may still be writing."""
     for _ in range(50):

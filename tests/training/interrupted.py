@@ -10,6 +10,7 @@ runs to the end. Prints one JSON line for each start.
 """
 
 import hashlib
+import importlib
 import json
 import os
 import signal
@@ -22,7 +23,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint  # noqa: F401  imported once, for all starts
 
 import sfpo_jax as sfpo
 from sfpo_jax.training import (
@@ -109,10 +109,12 @@ class Watched(Checkpoints):
     tape: Tape
     step = 0
 
-    def save(self, step: int, state: Any, *rest: Any) -> None:
+    def save(
+        self, step: int, state: Any, data_state: Any = None, extra: Any = None
+    ) -> None:
         self.step = step
         self.tape.saving(step, state)
-        super().save(step, state, *rest)
+        super().save(step, state, data_state, extra)
 
     def _commit(self, draft: Path, step: int) -> None:
         reach("commit", step)
@@ -168,6 +170,8 @@ def run(folder: Path) -> int:
 
 def main(folder: Path, points: list[str]) -> None:
     """All starts, one after another."""
+    # Imported once for all of them.
+    importlib.import_module("orbax.checkpoint")
     for point in [*points, ""]:
         began = time.monotonic()
         child = os.fork()
