@@ -1,7 +1,6 @@
 """One contender: an optimizer that trains a task, and what was measured meanwhile."""
 
 import dataclasses
-import math
 import statistics
 import time
 from collections import deque
@@ -174,7 +173,8 @@ def run_contender(
         freeze=log.freeze,
         sparsity=log.sparsity,
         step_seconds=_median(log.durations),
-        start_seconds=log.first_done - began,
+        # A run that had only its last test to make has no first step.
+        start_seconds=(log.first_done or time.perf_counter()) - began,
         seconds=log.seconds_before + time.perf_counter() - began,
         skipped=int(done.state.skipped),
     )
@@ -217,7 +217,7 @@ class _Log(Monitor):
     ) -> None:
         self.tested: dict[str, float] = {}
         self.freeze: int | None = None
-        self.first_done = float("nan")
+        self.first_done = 0.0
         self.seconds_before = 0.0
         self._contender = contender
         self._wire_bytes = wire_bytes
@@ -250,8 +250,7 @@ class _Log(Monitor):
         if self._clock is not None:
             self.durations.append(now - self._clock)
         self._clock = now
-        if math.isnan(self.first_done):
-            self.first_done = now
+        self.first_done = self.first_done or now
         if done % self._every:
             return
         is_compressed = self.freeze is not None and done > self.freeze

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,11 @@ class Bench:
 
         newest = self.checkpoints(name)[-1]
         assert newest.name == f"step_{STEPS:08d}"
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        # Orbax warns that without a template it takes the devices it was saved from.
+        with (
+            ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer,
+            warnings.catch_warnings(action="ignore"),
+        ):
             held = checkpointer.restore(newest / "arrays")
         return {key: np.asarray(x).tobytes() for key, x in held.items()}
 

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from sfpo_jax._validate import check_at_least
 from sfpo_jax.training._arrays import (
     check_arrays,
@@ -118,6 +120,7 @@ class Checkpoints:
           TypeError: `state` holds something else than jax arrays, or `data_state` or
             `extra` something that JSON has no form for.
         """
+        _check_alone()
         check_arrays(state)
         rest = json.dumps({"data_state": data_state, "extra": extra})
         draft = self.folder / f"{_SAVING}{step}"
@@ -154,6 +157,7 @@ class Checkpoints:
             are checkpoints and all are damaged.
           TypeError: the template holds something else than jax arrays.
         """
+        _check_alone()
         check_arrays(template)
         damaged = []
         for step in reversed(self.steps()):
@@ -205,6 +209,14 @@ class Checkpoints:
             f"the checkpoint of step {step} cannot be written to {self.folder}: "
             f"{cause or type(error).__name__}; {last}: free some space or keep fewer "
             "checkpoints, and resume."
+        )
+
+
+def _check_alone() -> None:
+    if jax.process_count() > 1:
+        raise CheckpointError(
+            f"checkpoints must be of one process, got {jax.process_count()}: several "
+            "hosts are not supported yet."
         )
 
 

@@ -147,7 +147,7 @@ class _Loop:
             if not self._test_if_due():
                 break
             self._save_if_due()
-            if self._done == self._train.steps:
+            if self._is_last():
                 return Fit(self._state, self._done, True)
             if not self._stop.requested:
                 self._advance()
@@ -192,9 +192,11 @@ class _Loop:
             self._resolve()
         self._monitor.paused()
 
+    def _is_last(self) -> bool:
+        return self._done >= self._train.steps
+
     def _is_due(self, every: int) -> bool:
-        is_last = self._done == self._train.steps
-        return is_last or (self._done > 0 and self._done % every == 0)
+        return self._is_last() or (self._done > 0 and self._done % every == 0)
 
     def _test_if_due(self) -> bool:
         """False where the test was stopped."""
@@ -219,7 +221,7 @@ class _Loop:
         if self._is_due(self._train.checkpoint_every):
             self._flush()
             # Parameters may be lost already; the checkpoints before are better.
-            if self._nonfinite == 0 or self._done == self._train.steps:
+            if self._nonfinite == 0 or self._is_last():
                 self._save()
 
     def _save(self) -> None:
@@ -235,10 +237,14 @@ class _Loop:
         self._saved = self._done
 
     def _resume(self) -> None:
-        saved = self._checkpoints and self._checkpoints.restore(self._everything())
+        fresh = self._everything()
+        saved = self._checkpoints and self._checkpoints.restore(fresh)
         if not saved:
             self._monitor.started(0, 0, None)
             return
+        # No step donates it now, and the caller may hold it to the end.
+        for leaf in jax.tree.leaves(fresh):
+            leaf.delete()
         self._state, self._mean = saved.state["train"], saved.state["ema"]
         try:
             self._data.set_state(saved.data_state)

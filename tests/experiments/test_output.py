@@ -88,3 +88,14 @@ def test_records_of_others_and_of_the_past_stay(tmp_path: Path) -> None:
     assert np.isnan(kept[0]["train_loss"])
     assert len(folder.metrics.read()) == 6 + 3
     folder.close()
+
+
+def test_each_contender_has_its_curves(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    folder = open_folder(Config(), train(tmp_path, tensorboard=True))
+    with folder.store("dense AdamW") as store:
+        store.rewind(0, 0)
+        store.record({"contender": "dense AdamW", "step": 1, "train_loss": 0.5})
+    folder.close()
+    (events,) = (tmp_path / "tensorboard" / "dense_adamw").iterdir()
+    assert b"train_loss" in events.read_bytes()

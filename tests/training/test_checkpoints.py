@@ -339,6 +339,15 @@ def test_orbax_itself_meets_the_end_of_the_disk(tmp_path: Path) -> None:
     assert rest == "['step_00000001'] True"
 
 
+def test_several_processes_are_refused(
+    tmp_path: Path, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    for use in (Checkpoints(tmp_path).restore, lambda s: Checkpoints("x").save(1, s)):
+        with pytest.raises(CheckpointError, match="of one process, got 2"):
+            use(state)
+
+
 def test_no_warning_goes_by_unseen(two: Path, state: State) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -249,6 +249,20 @@ def test_the_average_is_part_of_the_state(tmp_path: Path, step: Any) -> None:
         run(Train(steps=2))
 
 
+def test_a_resume_holds_one_state_only(tmp_path: Path, step: Any) -> None:
+    train = Train(steps=2)
+    for place in (tmp_path, tmp_path):
+        state = step.init({"w": jnp.zeros(())})
+        done = fit(step, state, batches(), train, checkpoints=Checkpoints(place))
+        assert state.params["w"].is_deleted()
+        assert float(done.state.params["w"]) == 2.0
+    # Nothing is left of a run that is as long already.
+    state = step.init({"w": jnp.zeros(())})
+    shorter = Train(steps=1)
+    done = fit(step, state, batches(), shorter, checkpoints=Checkpoints(tmp_path))
+    assert (done.done, done.is_finished) == (2, True)
+
+
 def test_data_that_ends(step: Any) -> None:
     data = ReplayedIterator(lambda: iter([np.zeros(8, np.float32)] * 2))
     assert isinstance(data, DataIterator)
