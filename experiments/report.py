@@ -69,7 +69,7 @@ def markdown(
     alignment = [":--", *["--:"] * (len(_COLUMNS) - 1)]
     table = [_COLUMNS, tuple(alignment), *rows(results)]
     lines = ["| " + " | ".join(row) + " |" for row in table]
-    height, width, channels = dataset.train.images.shape[1:]
+    height, width, channels = dataset.train.shape
     parts = [
         f"# {title}",
         "\n".join(lines),

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from jax.sharding import Mesh
 
 from experiments.contender import Contender, Record, Result, Store, run_contender
-from experiments.data.batches import test_batches, training_batches
-from experiments.data.images import Dataset, load_dataset
+from experiments.data.images import Dataset
+from experiments.data.sources import held_out_batches, open_dataset, training_stream
 from experiments.devices import compressed_axis, make_run_mesh, show_cpu_devices
 from experiments.models.vit import ViTConfig
 from experiments.vit_task import Task, make_task
@@ -20,7 +20,6 @@ from sfpo_jax.training import (
     Memory,
     Optimizer,
     Parallel,
-    ReplayedIterator,
     Sparsity,
     Stop,
     Train,
@@ -85,20 +84,13 @@ class Run(NamedTuple):
         Arguments and errors are those of `run_contender`.
         """
         data, train = self.config.data, self.config.train
-        batches = functools.partial(
-            training_batches,
-            self.dataset.train,
-            data.batch_size,
-            seed=train.seed,
-            shift=data.shift,
-        )
         return run_contender(
             contender,
             self.task,
             self.mesh,
-            ReplayedIterator(batches),
+            training_stream(self.dataset.train, data, train.seed),
             # Without gradients, twice the batch still takes less memory than training.
-            test_batches(self.dataset.test, 2 * data.batch_size),
+            held_out_batches(self.dataset.test, 2 * data.batch_size),
             train,
             microbatches=self.config.parallel.microbatches,
             on_record=on_record,
@@ -114,7 +106,8 @@ def prepare(config: Config) -> Run:
       ValueError: values that do not go together, in one line with the remedy.
     """
     show_cpu_devices(config.parallel.cpu_devices)
-    dataset = load_dataset(config.data.source, config.data.test_share)
+    model = config.model
+    dataset = open_dataset(config.data, model.image_size, model.channels)
     recompute = config.parallel.time.recompute == "full"
     task = make_task(config.model, dataset, recompute=recompute)
     mesh = make_run_mesh(config.parallel, config.data)

@@ -49,13 +49,14 @@ def make_task(model: ViTConfig, dataset: Dataset, *, recompute: bool) -> Task:
     Raises:
       ValueError: images or classes that do not fit the model.
     """
-    check_shapes(dataset.train, model.image_size, model.channels)
+    sample = dataset.train.sample()
+    check_shapes(sample, model.image_size, model.channels)
     if dataset.classes > model.classes:
         raise ValueError(
             f"`model.classes` must be at least {dataset.classes}, the classes of "
             f"`data.source`, got {model.classes}."
         )
-    scale = normalization(dataset.train.images)
+    scale = normalization(sample.images)
 
     def create(key: jax.Array) -> tuple[Any, Any]:
         return nnx.split(ViT(model, recompute=recompute, rngs=nnx.Rngs(key)))

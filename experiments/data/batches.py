@@ -4,24 +4,19 @@ Images travel as the bytes they are stored in. The model's own program makes flo
 them and enlarges them (`preprocess`), so a step moves 1 byte a pixel of the source.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from experiments.data.images import Images
+from sfpo_jax.training import PADDING as PADDING
+from sfpo_jax.training import ImageBatch, check_identity
 
-# The label of rows that only fill up the last batch of a test.
-PADDING = -1
-
-
-class Batch(NamedTuple):
-    """One step's examples."""
-
-    images: np.ndarray | jax.Array  # uint8[b, h, w, c]
-    labels: np.ndarray | jax.Array  # int32[b], PADDING where there is no image
+# Those in memory and those of a folder are alike to whoever trains.
+Batch = ImageBatch
 
 
 class Normalization(NamedTuple):
@@ -31,9 +26,7 @@ class Normalization(NamedTuple):
     std: tuple[float, ...]
 
 
-def training_batches(
-    data: Images, batch_size: int, *, seed: int, shift: int = 0
-) -> Iterator[Batch]:
+class TrainingBatches(Iterator[Batch]):
     """Endless batches, every example once before any comes again.
 
     Args:
@@ -43,16 +36,67 @@ def training_batches(
       shift: an image moves by up to this many pixels along each axis; its edge is
         repeated.
     """
-    generator = np.random.default_rng(seed)
-    order = np.zeros(0, np.int64)
-    while True:
-        while len(order) < batch_size:
-            order = np.concatenate([order, generator.permutation(len(data.labels))])
-        places, order = order[:batch_size], order[batch_size:]
-        images = data.images[places]
-        if shift:
-            images = _shifted(images, shift, generator)
-        yield Batch(images, data.labels[places])
+
+    def __init__(
+        self, data: Images, batch_size: int, *, seed: int, shift: int = 0
+    ) -> None:
+        self._data = data
+        self._identity = {
+            "images": len(data.labels),
+            "batch_size": batch_size,
+            "seed": seed,
+            "shift": shift,
+        }
+        self._batch_size, self._seed, self._shift = batch_size, seed, shift
+        self._restart()
+
+    def __next__(self) -> Batch:
+        places, moves = self._draw()
+        images = self._data.images[places]
+        if moves is not None:
+            images = _shifted(images, moves)
+        return Batch(images, self._data.labels[places])
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the batches stand: a few numbers that JSON can hold."""
+        return {"next_batch": self._count, "stream": dict(self._identity)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on as the batches did that `get_state` was asked.
+
+        Raises:
+          ValueError: the state of other batches.
+        """
+        check_identity(state, self._identity)
+        self._restart()
+        # Drawing again without touching an image takes some microseconds a batch.
+        while self._count < state["next_batch"]:
+            self._draw()
+
+    def _restart(self) -> None:
+        self._generator = np.random.default_rng(self._seed)
+        self._order = np.zeros(0, np.int64)
+        self._count = 0
+
+    def _draw(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Which images come next, and how far each moves: int64[2, b, 1] or None."""
+        size, total = self._batch_size, len(self._data.labels)
+        while len(self._order) < size:
+            more = self._generator.permutation(total)
+            self._order = np.concatenate([self._order, more])
+        places, self._order = self._order[:size], self._order[size:]
+        self._count += 1
+        if not self._shift:
+            return places, None
+        limits = (-self._shift, self._shift + 1)
+        return places, self._generator.integers(*limits, (2, size, 1))
+
+
+def training_batches(
+    data: Images, batch_size: int, *, seed: int, shift: int = 0
+) -> TrainingBatches:
+    """`TrainingBatches` of these arguments."""
+    return TrainingBatches(data, batch_size, seed=seed, shift=shift)
 
 
 def test_batches(data: Images, batch_size: int) -> list[Batch]:
@@ -129,12 +173,9 @@ def check_shapes(data: Images, image_size: int, channels: int) -> None:
         )
 
 
-def _shifted(
-    images: np.ndarray, shift: int, generator: np.random.Generator
-) -> np.ndarray:
+def _shifted(images: np.ndarray, moves: np.ndarray) -> np.ndarray:
     """Each image moved by its own whole number of pixels, edges repeated."""
     count, height, width, _ = images.shape
-    moves = generator.integers(-shift, shift + 1, (2, count, 1))
     rows = np.clip(np.arange(height)[None] + moves[0], 0, height - 1)
     columns = np.clip(np.arange(width)[None] + moves[1], 0, width - 1)
     which = np.arange(count)[:, None, None]

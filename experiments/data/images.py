@@ -1,4 +1,4 @@
-"""Labelled images that are on the machine already: packaged MNIST, or an .npz file.
+"""Labelled images in memory: packaged MNIST, or an .npz file.
 
 The split is stratified and depends on nothing but the images and their order, so that
 every run, seed and contender is tested on the same examples.
@@ -6,9 +6,12 @@ every run, seed and contender is tested on the same examples.
 
 import zipfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
+
+# Images, or what decodes them from a folder.
+T = TypeVar("T")
 
 # Of the split alone; the seed of a run must not move examples into the test.
 _SPLIT_SEED = 0
@@ -20,17 +23,27 @@ class Images(NamedTuple):
     images: np.ndarray  # uint8[n, h, w, c]
     labels: np.ndarray  # int32[n], from 0
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels."""
+        height, width, channels = self.images.shape[1:]
+        return height, width, channels
 
-class Dataset(NamedTuple):
+    def sample(self) -> "Images":
+        """What the statistics of the pixels are taken from: all of them."""
+        return self
+
+
+class Dataset(NamedTuple, Generic[T]):
     """What a run trains on and what it is tested on."""
 
     name: str
-    train: Images
-    test: Images
+    train: T
+    test: T
     classes: int
 
 
-def load_dataset(source: str, test_share: float) -> Dataset:
+def load_dataset(source: str, test_share: float) -> Dataset[Images]:
     """Reads a source and splits it class by class.
 
     Args:
@@ -49,8 +62,8 @@ def load_dataset(source: str, test_share: float) -> Dataset:
         everything = _npz(Path(source))
     else:
         raise ValueError(
-            f"`data.source` must be mnist5k or the path of an .npz file, got "
-            f"'{source}'."
+            "`data.source` must be mnist5k, or the path of an .npz file or of a folder "
+            f"of class folders, got '{source}', which is none of them."
         )
     train, test = split(everything, test_share)
     name = Path(source).stem

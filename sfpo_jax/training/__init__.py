@@ -1,9 +1,12 @@
 """Training runs from strict, typed configuration files.
 
-Needs the extra `experiments` (PyYAML and tyro): `import sfpo_jax` does not bring this
-package.
+Needs the extra `experiments` (PyYAML and tyro; Grain and Pillow where data are read):
+`import sfpo_jax` does not bring this package.
 """
 
+from sfpo_jax.training._batch_order import PADDING as PADDING
+from sfpo_jax.training._batch_stream import BatchStream as BatchStream
+from sfpo_jax.training._batch_stream import check_identity as check_identity
 from sfpo_jax.training._build import ConfigError as ConfigError
 from sfpo_jax.training._build import build as build
 from sfpo_jax.training._build import dotted_keys as dotted_keys
@@ -17,6 +20,12 @@ from sfpo_jax.training._data_iterator import ReplayedIterator as ReplayedIterato
 from sfpo_jax.training._ema import Ema as Ema
 from sfpo_jax.training._ema import EmaState as EmaState
 from sfpo_jax.training._evaluation import evaluate as evaluate
+from sfpo_jax.training._image_decode import Augment as Augment
+from sfpo_jax.training._image_folder import ImageBatch as ImageBatch
+from sfpo_jax.training._image_folder import ImageStream as ImageStream
+from sfpo_jax.training._image_folder import image_folder as image_folder
+from sfpo_jax.training._image_scan import ImageFiles as ImageFiles
+from sfpo_jax.training._image_scan import scan_images as scan_images
 from sfpo_jax.training._layout_sections import Communication as Communication
 from sfpo_jax.training._layout_sections import Compression as Compression
 from sfpo_jax.training._layout_sections import Memory as Memory
@@ -46,6 +55,12 @@ from sfpo_jax.training._sections import Train as Train
 from sfpo_jax.training._sections import check_batch as check_batch
 from sfpo_jax.training._signals import Stop as Stop
 from sfpo_jax.training._signals import stop_on_signals as stop_on_signals
+from sfpo_jax.training._text_files import Text as Text
+from sfpo_jax.training._text_files import read_text as read_text
+from sfpo_jax.training._text_files import split_files as split_files
+from sfpo_jax.training._text_windows import TextStream as TextStream
+from sfpo_jax.training._text_windows import split_tokens as split_tokens
+from sfpo_jax.training._text_windows import text_windows as text_windows
 from sfpo_jax.training._yaml import parse_yaml as parse_yaml
 from sfpo_jax.training._yaml import read_yaml as read_yaml
 from sfpo_jax.training._yaml import write_yaml as write_yaml

@@ -20,13 +20,24 @@ class Data:
 
     source: str = "mnist5k"
     """mnist5k, or the path of an .npz file with uint8 `images` [n, h, w] or
-    [n, h, w, c] and integer `labels` [n]."""
+    [n, h, w, c] and integer `labels` [n], or of a folder with a folder of JPEG and PNG
+    files for each class, or with two such folders, train and val."""
     test_share: float = 0.2
-    """Share of each class held out for the test."""
+    """Share of each class held out for the test, where there is no val."""
     batch_size: int = 128
     """Examples of a step, over all devices."""
     shift: int = 1
-    """Training images move by up to this many pixels of the source, at random."""
+    """Training images in memory (not of a folder) move by up to this many pixels of the
+    source, at random."""
+    crop_area: float = 0.08
+    """Least share of the area that a random crop keeps, of a folder's training images;
+    1: no random crop."""
+    flip: float = 0.5
+    """Probability that a folder's training image is mirrored."""
+    centre_share: float = 0.875
+    """Side of a folder's test images that is kept, by the shorter side of the file."""
+    workers: int = 0
+    """Processes that decode the images of a folder; 0: threads."""
 
     def __post_init__(self) -> None:
         check_range(
@@ -40,6 +51,17 @@ class Data:
         )
         check_at_least("data.batch_size", self.batch_size, 1, "the examples of a step")
         check_at_least("data.shift", self.shift, 0, "the largest move in pixels")
+        for name in ("crop_area", "centre_share"):
+            check_range(
+                f"data.{name}",
+                getattr(self, name),
+                0.0,
+                1.0,
+                "a share of the image, 1 for all of it",
+                open_low=True,
+            )
+        check_range("data.flip", self.flip, 0.0, 1.0, "a probability")
+        check_at_least("data.workers", self.workers, 0, "a number of processes")
 
 
 @dataclasses.dataclass(frozen=True)

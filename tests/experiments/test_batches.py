@@ -1,6 +1,7 @@
 """Batches: the same for equal seeds, every image once an epoch, shifted in place."""
 
 import itertools
+import json
 
 import jax.numpy as jnp
 import numpy as np
@@ -44,6 +45,49 @@ def test_every_image_comes_once_before_any_comes_again() -> None:
     labels = np.concatenate([b[1] for b in take(numbered(20), 10, seed=0)])
     for epoch in range(4):
         assert sorted(labels[20 * epoch : 20 * epoch + 20]) == list(range(20))
+
+
+@pytest.mark.parametrize("batch_size", [3, 8, 45])
+@pytest.mark.parametrize("shift", [0, 2])
+def test_the_order_of_draws_is_what_published_results_were_made_with(
+    batch_size: int, shift: int
+) -> None:
+    data = numbered(20, size=1)
+    generator, order = np.random.default_rng(7), np.zeros(0, np.int64)
+    batches = training_batches(data, batch_size, seed=7, shift=shift)
+    for batch in itertools.islice(batches, 9):
+        while len(order) < batch_size:
+            order = np.concatenate([order, generator.permutation(20)])
+        places, order = order[:batch_size], order[batch_size:]
+        if shift:
+            generator.integers(-shift, shift + 1, (2, batch_size, 1))
+        np.testing.assert_array_equal(batch.labels, places)
+
+
+@pytest.mark.parametrize("batch_size", [8, 45])
+@pytest.mark.parametrize("taken", [0, 1, 5, 11])
+def test_they_resume_exactly(batch_size: int, taken: int) -> None:
+    data = numbered(20)
+    data.images[:, 2:] = np.arange(5, dtype=np.uint8)[:, None]
+    first, other = (
+        training_batches(data, batch_size, seed=3, shift=1) for _ in range(2)
+    )
+    for _ in range(taken):
+        next(first)
+    state = json.loads(json.dumps(first.get_state()))
+    expected = list(itertools.islice(first, 4))
+    next(other)
+    for batches in (other, first):
+        batches.set_state(state)
+        for a, b in zip(expected, itertools.islice(batches, 4), strict=True):
+            np.testing.assert_array_equal(a.images, b.images)
+            np.testing.assert_array_equal(a.labels, b.labels)
+
+
+def test_a_state_of_other_batches_is_refused() -> None:
+    state = training_batches(numbered(20), 8, seed=3).get_state()
+    with pytest.raises(ValueError, match=r"`state`.* seed 4, got 3"):
+        training_batches(numbered(20), 8, seed=4).set_state(state)
 
 
 def test_a_batch_may_be_larger_than_the_data() -> None:
