@@ -3,9 +3,8 @@
 import dataclasses
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,13 +12,12 @@ import optax
 from jax.sharding import Mesh
 
 from experiments.data.batches import Batch
+from experiments.run_log import RunLog, SparsityCurve, Store, median
 from experiments.vit_task import Task
 from sfpo_jax import make_train_step
 from sfpo_jax.parallel import TrainState, TrainStep
 from sfpo_jax.training import (
-    Checkpoints,
     DataIterator,
-    Monitor,
     Record,
     Stop,
     Train,
@@ -36,7 +34,7 @@ class Contender:
     tx: optax.GradientTransformation
     phases: tuple[str | None, ...] = (None,)
     """Phases whose wire bytes differ, in the order they are run through."""
-    sparsity: Callable[[int | None], np.ndarray] | None = None
+    sparsity: SparsityCurve | None = None
     """First compressed step, None before it -> share of entries masked in each step,
     float32[steps]; None: nothing is masked."""
 
@@ -71,23 +69,6 @@ class Result:
     def bits_per_parameter(self) -> float:
         """Wire bits of the last phase, for each parameter and step."""
         return 8 * self.wire_bytes[-1] / self.parameters
-
-
-class Store(Protocol):
-    """Where a contender's run is kept, so that it can go on."""
-
-    @property
-    def checkpoints(self) -> Checkpoints:
-        """Its checkpoints."""
-        ...
-
-    def rewind(self, done: int, tested: int) -> list[Record]:
-        """Drops the records after step `done`, those of tests after step `tested`.
-
-        Returns:
-          The records that stay.
-        """
-        ...
 
 
 class RunStopped(Exception):
@@ -141,7 +122,9 @@ def run_contender(
     state = step.init(task.init(train.seed), key)
     wire_bytes = _wire_bytes(contender, step, state, batches, stop)
     tests = [step.shard_batch(batch) for batch in tests]
-    log = _Log(contender, wire_bytes, train, on_record, store)
+    log = RunLog(
+        contender.name, wire_bytes, contender.sparsity, train, on_record, store
+    )
 
     def test(params: Any) -> dict[str, float] | None:
         sums = evaluate(task.test, params, tests, stop)
@@ -172,7 +155,7 @@ def run_contender(
         parameters=task.parameters,
         freeze=log.freeze,
         sparsity=log.sparsity,
-        step_seconds=_median(log.durations),
+        step_seconds=median(log.durations),
         # A run that had only its last test to make has no first step.
         start_seconds=(log.first_done or time.perf_counter()) - began,
         seconds=log.seconds_before + time.perf_counter() - began,
@@ -198,109 +181,3 @@ def _wire_bytes(
             raise RunStopped(f"{contender.name} stopped before its first step")
         found.append(sum(step.wire_bytes(state, first, phase).values()))
     return found
-
-
-def _median(durations: Sequence[float]) -> float:
-    return statistics.median(durations) if durations else float("nan")
-
-
-class _Log(Monitor):
-    """Records of a run, and what they are made of."""
-
-    def __init__(
-        self,
-        contender: Contender,
-        wire_bytes: list[int],
-        train: Train,
-        on_record: Callable[[Record], None],
-        store: Store | None,
-    ) -> None:
-        self.tested: dict[str, float] = {}
-        self.freeze: int | None = None
-        self.first_done = 0.0
-        self.seconds_before = 0.0
-        self._contender = contender
-        self._wire_bytes = wire_bytes
-        self._steps, self._every = train.steps, train.log_every
-        self._on_record = on_record
-        self._store = store
-        # As many as are looked at again: they go into every checkpoint.
-        self.losses = deque[float](maxlen=max(self._every, train.steps // 20))
-        self.durations = deque[float](maxlen=min(1000, max(1, train.steps // 2)))
-        self.records: list[Record] = []
-        self._began = time.perf_counter()
-        # When the step before was done; None after a pause, whose time is not a step's.
-        self._clock: float | None = None
-        self.sparsity = self._sparsity()
-
-    def dispatched(self, done: int, state: TrainState) -> None:
-        """1-bit Adam decides for itself when to freeze its variance, if told to."""
-        is_due = done % self._every == 0 or done == self._steps
-        if self.freeze is not None or not is_due:
-            return
-        found = optax.tree.get(state.opt_state, "freeze")
-        if found is not None and int(found.step) <= done:
-            self.freeze = int(found.step)
-            self.sparsity = self._sparsity()
-
-    def stepped(self, done: int, metrics: dict[str, float]) -> None:
-        """Takes the metrics of a step, in order."""
-        self.losses.append(metrics["loss"])
-        now = time.perf_counter()
-        if self._clock is not None:
-            self.durations.append(now - self._clock)
-        self._clock = now
-        self.first_done = self.first_done or now
-        if done % self._every:
-            return
-        is_compressed = self.freeze is not None and done > self.freeze
-        self._emit(
-            {
-                "step": done,
-                "train_loss": statistics.fmean(list(self.losses)[-self._every :]),
-                "grad_norm": metrics["grad_norm"],
-                "sparsity": float(self.sparsity[done - 1]),
-                "wire_bytes": self._wire_bytes[-1 if is_compressed else 0],
-                "step_ms": 1e3 * _median(list(self.durations)[-self._every :]),
-                "skipped": int(metrics["skipped"]),
-            }
-        )
-
-    def paused(self) -> None:
-        """Nothing is in flight."""
-        self._clock = None
-
-    def evaluated(self, done: int, metrics: dict[str, float]) -> None:
-        """Takes the outcome of a test."""
-        self.tested = metrics
-        self._emit({"step": done, **metrics})
-
-    def get_state(self) -> Record:
-        """What the next start needs besides the records, which lie in their file."""
-        return {
-            "losses": list(self.losses),
-            "durations": [round(seconds, 6) for seconds in self.durations],
-            "freeze": self.freeze,
-            "tested": self.tested,
-            "seconds": self.seconds_before + time.perf_counter() - self._began,
-        }
-
-    def started(self, done: int, tested: int, saved: Record | None) -> None:
-        """Begins, or goes on after step `done`."""
-        self.records = self._store.rewind(done, tested) if self._store else []
-        if saved is None:
-            return
-        self.losses.extend(saved["losses"])
-        self.durations.extend(saved["durations"])
-        self.freeze, self.tested = saved["freeze"], saved["tested"]
-        self.seconds_before = saved["seconds"]
-        self.sparsity = self._sparsity()
-
-    def _emit(self, record: Record) -> None:
-        self.records.append({"contender": self._contender.name, **record})
-        self._on_record(self.records[-1])
-
-    def _sparsity(self) -> np.ndarray:
-        if self._contender.sparsity is None:
-            return np.zeros(self._steps, np.float32)
-        return self._contender.sparsity(self.freeze)

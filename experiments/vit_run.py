@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from jax.sharding import Mesh
 
-from experiments.contender import Contender, Record, Result, Store, run_contender
+from experiments.contender import Contender, Record, Result, run_contender
 from experiments.data.images import Dataset
 from experiments.data.sources import held_out_batches, open_dataset, training_stream
 from experiments.devices import compressed_axis, make_run_mesh, show_cpu_devices
 from experiments.models.vit import ViTConfig
+from experiments.run_log import Store
 from experiments.vit_task import Task, make_task
 from sfpo_jax import training
 from sfpo_jax.training import (

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments import contender, output, vit_l
+from experiments import contender, output, run_log, vit_l
 from sfpo_jax.training import Checkpoints
 
 
@@ -34,7 +34,7 @@ def main(point: str, stamp: Path, options: list[str]) -> int:
 
 
 def _hook(where: str, step: int, delay: float, end: Callable[[], None]) -> None:
-    sent, test = contender._Log.dispatched, contender.evaluate
+    sent, test = run_log.RunLog.dispatched, contender.evaluate
     point, now = (where, step), 0
 
     def dispatched(self: Any, done: int, state: Any) -> None:
@@ -58,7 +58,7 @@ def _hook(where: str, step: int, delay: float, end: Callable[[], None]) -> None:
                 threading.Timer(delay, end).start()
             super().save(step, state, data_state, extra)
 
-    contender._Log.dispatched = dispatched
+    run_log.RunLog.dispatched = dispatched
     contender.evaluate = evaluate
     output.Checkpoints = TimedCheckpoints
 
