@@ -1,59 +1,213 @@
-"""The folder of a run: its configuration, and its metrics as they are made."""
+"""The folder of a run: configuration, metrics, checkpoints and results."""
 
+import dataclasses
+import fcntl
 import json
 import math
+import os
+import re
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from experiments.contender import Record
-from sfpo_jax.training import write_yaml
+import numpy as np
+
+from experiments.contender import Result
+from sfpo_jax.training import (
+    Checkpoints,
+    JsonLines,
+    Record,
+    TensorBoard,
+    Train,
+    write_atomic,
+    write_yaml,
+)
+
+CONFIG = "config.yaml"
 
 
 class RunFolder:
-    """`runs/<name>-<time>/`, made anew.
+    """A folder with all that a run needs to go on, and what it has measured.
 
-    Holds config.yaml (the resolved configuration) and metrics.jsonl from the start, so
-    that an interrupted run leaves what it measured; report.md and curves.png come last.
+    Holds config.yaml (the resolved configuration) and metrics.jsonl from the start;
+    checkpoints and results.json as it goes; report.md and curves.png come last.
 
     Args:
-      runs: the folder of folders.
-      name: begins the name of this one.
-      config: the configuration, a dataclass of dataclasses.
+      path: the folder, which is there.
+      train: `keep` and `tensorboard` are meant.
+      warn: takes a line about damaged checkpoints.
 
     Raises:
-      ValueError: the folder cannot be made.
+      ValueError: another program is at work in it, or its results cannot be read.
     """
 
-    def __init__(self, runs: str, name: str, config: Any) -> None:
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        self.path = _make(Path(runs), f"{name}-{stamp}")
-        write_yaml(self.path / "config.yaml", config)
+    def __init__(
+        self, path: Path, train: Train, warn: Callable[[str], None] = print
+    ) -> None:
+        self.path = path
+        self.metrics = JsonLines(path / "metrics.jsonl")
+        self._train = train
+        self._warn = warn
+        # Let go by the system when the program ends, in whatever way.
+        self._lock = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise ValueError(
+                f"`train.folder` must be of one program at a time, got '{path}', where "
+                "another is at work: stop that one, or name another folder."
+            ) from None
+        self.results = self._read_results()
+
+    def close(self) -> None:
+        """Lets another program use the folder."""
+        os.close(self._lock)
+
+    def store(self, name: str) -> "ContenderStore":
+        """Where the run of one contender is kept."""
+        slug = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+        checkpoints = Checkpoints(
+            self.path / "checkpoints" / slug, self._train.keep, warn=self._warn
+        )
+        board = self.path / "tensorboard" / slug if self._train.tensorboard else None
+        return ContenderStore(name, self.metrics, checkpoints, board)
+
+    def finish(self, result: Result) -> None:
+        """Keeps the result of a contender, which is not run again."""
+        self.results[result.name] = result
+        held = [dataclasses.asdict(r) for r in self.results.values()]
+        for each in held:
+            each["sparsity"] = each["sparsity"].tolist()
+        text = json.dumps(held, indent=1) + "\n"
+        write_atomic(self._results_path, text.encode())
+
+    @property
+    def _results_path(self) -> Path:
+        return self.path / "results.json"
+
+    def _read_results(self) -> dict[str, Result]:
+        if not self._results_path.exists():
+            return {}
+        try:
+            held = json.loads(self._results_path.read_bytes())
+            results = [
+                Result(**{**each, "sparsity": np.asarray(each["sparsity"], np.float32)})
+                for each in held
+            ]
+        except (ValueError, TypeError, KeyError):
+            raise ValueError(
+                f"`{self._results_path}` is damaged: delete it, and what it held is "
+                "made again from the checkpoints."
+            ) from None
+        return {result.name: result for result in results}
+
+
+class ContenderStore:
+    """Where the run of one contender is kept; a context manager."""
+
+    def __init__(
+        self,
+        name: str,
+        metrics: JsonLines,
+        checkpoints: Checkpoints,
+        board: Path | None,
+    ) -> None:
+        self.checkpoints = checkpoints
+        self._name = name
+        self._metrics = metrics
+        self._board_path = board
+        self._board: TensorBoard | None = None
+
+    def rewind(self, done: int, tested: int) -> list[Record]:
+        """Drops the contender's records after step `done`, those of tests after step
+        `tested`, and returns those that stay."""
+
+        def is_kept(record: Record) -> bool:
+            last = tested if "test_accuracy" in record else done
+            return record["contender"] != self._name or record["step"] <= last
+
+        self._metrics.rewind(is_kept)
+        if self._board_path:
+            self._board = TensorBoard(self._board_path, done)
+        return [
+            {name: math.nan if x is None else x for name, x in record.items()}
+            for record in self._metrics.read()
+            if record["contender"] == self._name
+        ]
 
     def record(self, record: Record) -> None:
-        """Adds a line to metrics.jsonl; a number that is not finite becomes null."""
-        record = {
-            name: None if isinstance(x, float) and not math.isfinite(x) else x
-            for name, x in record.items()
-        }
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        """Writes a record to metrics.jsonl, and for TensorBoard where it is wanted."""
+        self._metrics.write(record)
+        if self._board:
+            self._board.write(record)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._board:
+            self._board.close()
 
 
-def _make(runs: Path, name: str) -> Path:
-    """A folder that was not there; two runs may start within one second."""
+def open_folder(
+    config: Any, train: Train, warn: Callable[[str], None] = print
+) -> RunFolder:
+    """The folder that `train.resume` or `train.folder` names, or a new one.
+
+    Args:
+      config: what goes into config.yaml of a new one, without its place.
+      train: its section `train`.
+      warn: takes a line about damaged checkpoints.
+
+    Raises:
+      ValueError: the folder cannot be made or used.
+    """
+    if train.resume != "none":
+        path = Path(train.resume)
+    elif train.folder != "none":
+        path = Path(train.folder)
+    else:
+        path = Path(train.runs) / f"{train.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    is_free = train.resume == train.folder == "none"
+    path = _make(path, "train.runs" if is_free else "train.folder", is_free)
+    folder = RunFolder(path, train, warn)
+    if not (path / CONFIG).exists():
+        # Its own name in it would make a run from this file go on with that run.
+        place = dataclasses.replace(train, folder="none", resume="none")
+        draft = path / ".config.tmp"
+        write_yaml(draft, dataclasses.replace(config, train=place))
+        write_atomic(path / CONFIG, draft.read_bytes())
+        draft.unlink()
+    return folder
+
+
+def _make(path: Path, key: str, is_free: bool) -> Path:
+    """A folder; where the name is free to choose, one that was not there."""
     try:
-        runs.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not is_free:
+            path.mkdir(exist_ok=True)
+            others = {p.name for p in path.iterdir()} - {".config.tmp"}
+            if others and CONFIG not in others:
+                raise ValueError(
+                    f"`{key}` must be new, empty or of a run, got '{path}', which "
+                    f"holds {min(others)} and no {CONFIG}: name another folder."
+                )
+            return path
+        # Two runs may start within one second.
         for attempt in range(100):
-            path = runs / (f"{name}-{attempt}" if attempt else name)
+            other = path.with_name(f"{path.name}-{attempt}") if attempt else path
             try:
-                path.mkdir()
+                other.mkdir()
             except FileExistsError:
                 continue
-            return path
+            return other
     except OSError as error:
+        where = path.parent if is_free else path
         raise ValueError(
-            f"`train.runs` cannot be written to, got '{runs}': {error.strerror}; "
+            f"`{key}` cannot be written to, got '{where}': {error.strerror}; "
             "choose another folder."
         ) from None
-    raise ValueError(f"`train.name` is taken in '{runs}', got {name!r}: wait a second.")
+    raise ValueError(f"`train.name` is taken, got '{path}': wait a second.")

@@ -61,12 +61,21 @@ class RunProgress:
         if self._progress:
             self._progress.stop()
 
-    def begin(self, name: str) -> None:
-        """A contender starts; its program is compiled before the first step."""
+    def begin(self, name: str, done: int = 0) -> None:
+        """A contender starts after step `done`; first its program is compiled."""
         if self._progress:
-            self._progress.update(self._bars[name], status="compiling")
+            self._progress.update(self._bars[name], completed=done, status="compiling")
         else:
-            self._line(name, 0, "compiling")
+            self._line(name, done, "compiling")
+
+    def finished(self, name: str, accuracy: float) -> None:
+        """A contender was finished before the run was stopped."""
+        text = f"test accuracy {accuracy:.1%}"
+        if self._progress:
+            bar = self._bars[name]
+            self._progress.update(bar, completed=self._steps, status=text)
+        else:
+            self._line(name, self._steps, text)
 
     def show(self, record: Record) -> None:
         """Shows a record of `run_contender`."""

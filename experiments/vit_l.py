@@ -2,9 +2,11 @@
 
     python -m experiments.vit_l
     python -m experiments.vit_l --config configs/vit_l.yaml --sparsity.base 0.6
+    python -m experiments.vit_l --train.resume runs/vit_mnist5k-20250102-030405
 
 Without arguments it is the narrow network of `configs/vit_mnist5k.yaml`, on 5,000 real
-digits and eight devices shown by the CPU.
+digits and eight devices shown by the CPU. A run that was stopped, in whatever way, goes
+on from its folder.
 """
 
 import shlex
@@ -14,59 +16,99 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from experiments import report
-from experiments.contender import Record, Result
+from experiments.contender import Contender, Record, Result, RunStopped
 from experiments.curves import save_curves
-from experiments.output import RunFolder
+from experiments.output import RunFolder, open_folder
 from experiments.progress import RunProgress
+from experiments.resume import load_run_config
 from experiments.vit_run import Config, Run, prepare
-from sfpo_jax.training import exit_on_config_error, load_config
+from sfpo_jax.training import (
+    CheckpointError,
+    NonFiniteLossError,
+    Stop,
+    check_tensorboard,
+    exit_on_config_error,
+    stop_on_signals,
+)
 
 PROGRAM = "python -m experiments.vit_l"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Trains, reports, and writes `runs/<name>-<time>/`.
+    """Trains, reports, and writes `runs/<name>-<time>/`, or goes on there.
 
     Args:
       argv: the arguments after the program's name.
 
     Returns:
-      The exit status: 0, or 130 where Ctrl-C ended it.
+      The exit status: 0, also where SIGTERM or Ctrl-C ended the run early and it was
+      saved; 1 where a checkpoint cannot be written or used, or the loss stays not
+      finite; 130 where a second Ctrl-C ended it at once.
 
     Raises:
       SystemExit: with status 2 for a configuration that cannot run, 0 after `--help`.
     """
     console = Console()
+
+    def say(line: object) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
     with exit_on_config_error(PROGRAM):
-        config = load_config(
+        config = load_run_config(
             Config(), argv, prog=PROGRAM, description="Trains a Vision Transformer."
         )
+        check_tensorboard(config.train.tensorboard)
         run = prepare(config)
-        folder = RunFolder(config.train.runs, config.train.name, config)
+        folder = open_folder(config, config.train, say)
+    go_on = f"{PROGRAM} --train.resume {shlex.quote(str(folder.path))}"
     try:
-        results = _train(run, folder, console)
+        with stop_on_signals() as stop:
+            results = _train(run, folder, console, stop)
+    except RunStopped as stopped:
+        say(f"{stopped}; it goes on with: {go_on}")
+        return 0
     except KeyboardInterrupt:
-        console.print(f"interrupted; what was measured lies in {folder.path}")
+        say(f"interrupted; it goes on from its last checkpoint with: {go_on}")
         return 130
+    except (CheckpointError, NonFiniteLossError) as error:
+        sys.stderr.write(f"{PROGRAM}: {error}\n")
+        return 1
+    finally:
+        folder.close()
     _write_report(run, folder, results, shlex.join([*PROGRAM.split(), *argv]))
     console.print(report.console_table(results))
-    console.print(f"report: {folder.path / 'report.md'}", soft_wrap=True)
+    say(f"report: {folder.path / 'report.md'}")
     return 0
 
 
-def _train(run: Run, folder: RunFolder, console: Console) -> list[Result]:
+def _train(run: Run, folder: RunFolder, console: Console, stop: Stop) -> list[Result]:
     names = [contender.name for contender in run.contenders]
-    results = []
     with RunProgress(console, names, run.config.train.steps) as progress:
+        for contender in run.contenders:
+            if known := folder.results.get(contender.name):
+                progress.finished(contender.name, known.test_accuracy)
+            elif stop.requested:
+                raise RunStopped(f"{contender.name} was not begun")
+            else:
+                folder.finish(_train_one(run, contender, folder, progress, stop))
+    return [folder.results[name] for name in names]
+
+
+def _train_one(
+    run: Run,
+    contender: Contender,
+    folder: RunFolder,
+    progress: RunProgress,
+    stop: Stop,
+) -> Result:
+    with folder.store(contender.name) as store:
 
         def keep(record: Record) -> None:
-            folder.record(record)
+            store.record(record)
             progress.show(record)
 
-        for contender in run.contenders:
-            progress.begin(contender.name)
-            results.append(run.start(contender, keep))
-    return results
+        progress.begin(contender.name, max(store.checkpoints.steps(), default=0))
+        return run.start(contender, keep, store=store, stop=stop)
 
 
 def _write_report(

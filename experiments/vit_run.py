@@ -12,6 +12,7 @@ from experiments.data.images import Dataset
 from experiments.data.sources import held_out_batches, open_dataset, training_stream
 from experiments.devices import compressed_axis, make_run_mesh, show_cpu_devices
 from experiments.models.vit import ViTConfig
+from experiments.run_log import Store
 from experiments.vit_task import Task, make_task
 from sfpo_jax import training
 from sfpo_jax.training import (
@@ -21,6 +22,7 @@ from sfpo_jax.training import (
     Optimizer,
     Parallel,
     Sparsity,
+    Stop,
     Train,
 )
 
@@ -74,8 +76,14 @@ class Run(NamedTuple):
         self,
         contender: Contender,
         on_record: Callable[[Record], None] = lambda record: None,
+        *,
+        store: Store | None = None,
+        stop: Stop | None = None,
     ) -> Result:
-        """Trains one contender; all of them see the same batches."""
+        """Trains one contender; all of them see the same batches.
+
+        Arguments and errors are those of `run_contender`.
+        """
         data, train = self.config.data, self.config.train
         return run_contender(
             contender,
@@ -87,6 +95,8 @@ class Run(NamedTuple):
             train,
             microbatches=self.config.parallel.microbatches,
             on_record=on_record,
+            store=store,
+            stop=stop,
         )
 
 

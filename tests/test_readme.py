@@ -33,8 +33,9 @@ def test_an_example_runs(source: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_its_figures_are_those_of_their_file() -> None:
-    included = INCLUDED.findall((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert included, "README.md includes no results"
+@pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
+def test_its_figures_are_those_of_their_file(page: str) -> None:
+    included = INCLUDED.findall((ROOT / page).read_text(encoding="utf-8"))
+    assert included, f"{page} includes no results"
     for path, text in included:
         assert text.strip() == (ROOT / path).read_text(encoding="utf-8").strip()

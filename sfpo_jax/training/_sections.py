@@ -173,11 +173,39 @@ class Train:
     """Steps between two tests."""
     log_every: int = 20
     """Steps between two lines of metrics."""
+    folder: str = "none"
+    """Folder of results, in place of a new one in `runs`; one that holds a run goes
+    on where that stopped."""
+    resume: str = "none"
+    """Folder of a run to go on with, under its own configuration."""
+    checkpoint_every: int = 100
+    """Steps between two checkpoints; the last step and a stop make one as well."""
+    keep: int = 3
+    """Checkpoints that stay, of each optimizer."""
+    ema: float | Literal["none"] = "none"
+    """Test an average of the weights that keeps this share a step, e.g. 0.999."""
+    tensorboard: bool = False
+    """Also write the metrics for TensorBoard."""
+    max_nonfinite: int = 25
+    """Steps in a row whose loss is not finite that end the run."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "evaluate_every", "log_every"):
+        for name in ("steps", "evaluate_every", "log_every", "checkpoint_every"):
             check_at_least(f"train.{name}", getattr(self, name), 1, "a step count")
         check_at_least("train.seed", self.seed, 0, "a seed")
+        check_at_least("train.keep", self.keep, 1, "a number of checkpoints")
+        check_at_least("train.max_nonfinite", self.max_nonfinite, 1, "a step count")
+        if self.ema != "none":
+            check_range(
+                "train.ema",
+                self.ema,
+                0.0,
+                1.0,
+                "the share of the average that a step keeps; write none to test the "
+                "weights themselves",
+                open_low=True,
+                open_high=True,
+            )
         if not self.name or "/" in self.name:
             raise ValueError(
                 f"`train.name` must be one part of a path, got {self.name!r}: it "

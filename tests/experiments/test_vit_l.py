@@ -1,6 +1,10 @@
 """`python -m experiments.vit_l` from the command line to the files it leaves."""
 
+import contextlib
+import io
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,10 +14,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from experiments import vit_l
+from experiments.progress import RunProgress
 from experiments.vit_run import DENSE, Config, prepare
-from sfpo_jax.training import build, load_config, read_yaml
+from sfpo_jax.training import CheckpointError, Record, build, load_config, read_yaml
 
 ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -26,9 +32,27 @@ def standard_promotion() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="module")
+def compile_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Programs that several runs share are compiled by the first."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    jax.config.update(names[0], str(tmp_path_factory.mktemp("cache")))
+    jax.config.update(names[1], 0)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
 @pytest.fixture
 def tiny(tmp_path: Path) -> list[str]:
     """Options of a run that takes seconds: 8 x 8 pixels, one narrow block."""
+    return options(tmp_path)
+
+
+def options(tmp_path: Path) -> list[str]:
     generator = np.random.default_rng(0)
     labels = np.arange(160) % 2
     images = generator.integers(0, 100, (160, 8, 8), dtype=np.uint8)
@@ -65,17 +89,27 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def test_a_run_leaves_its_report(
-    tmp_path: Path, tiny: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert vit_l.main(tiny) == 0
-    folder = only_run(tmp_path)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a run, and what it showed."""
+    place = tmp_path_factory.mktemp("whole")
+    shown = io.StringIO()
+    promotion = jax.numpy_dtype_promotion("standard")
+    with promotion, contextlib.redirect_stdout(shown):
+        assert vit_l.main(options(place)) == 0
+    return only_run(place), shown.getvalue()
+
+
+def test_a_run_leaves_its_report(whole: tuple[Path, str]) -> None:
+    folder, shown = whole
     assert folder.name.startswith("toy-")
     assert {p.name for p in folder.iterdir()} == {
+        "checkpoints",
         "config.yaml",
         "curves.png",
         "metrics.jsonl",
         "report.md",
+        "results.json",
     }
     assert (folder / "curves.png").read_bytes().startswith(PNG)
 
@@ -103,9 +137,72 @@ def test_a_run_leaves_its_report(
     text = (folder / "report.md").read_text()
     for words in (DENSE, "SFPO", "curves.png", "frozen after 6 of 12", "min_size: 16"):
         assert words in text
-    shown = capsys.readouterr().out
     assert "step 12/12" in shown
     assert str(folder / "report.md") in shown
+
+
+def test_a_stopped_run_goes_on_from_its_folder(
+    tmp_path: Path,
+    tiny: list[str],
+    whole: tuple[Path, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, show = tmp_path / "mine", RunProgress.show
+
+    def show_and_stop(progress: RunProgress, record: Record) -> None:
+        show(progress, record)
+        if (record["contender"], record["step"]) == ("SFPO", 8):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunProgress, "show", show_and_stop)
+        assert vit_l.main([*tiny, f"--train.folder={folder}"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == (
+        f"SFPO stopped after step 9; it goes on with: {vit_l.PROGRAM} "
+        f"--train.resume {folder}"
+    )
+    assert not (folder / "report.md").exists()
+    # A record that was written after the last checkpoint comes once.
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"contender": "SFPO", "step": 10, "train_loss": 0.1}\n{"conten')
+
+    assert vit_l.main([f"--train.resume={folder}"]) == 0
+    shown = capsys.readouterr().out
+    assert "dense AdamW  step 12/12  test accuracy" in shown
+    assert "SFPO         step  9/12  compiling" in shown
+    # All that was measured but for times is equal to the last bit.
+    found, wanted = records(folder), records(whole[0])
+    for record in (*found, *wanted):
+        record.pop("step_ms", None)
+    assert found == wanted
+    for name in ("report.md", "results.json", "curves.png"):
+        assert (folder / name).exists()
+
+    # All is done: nothing is trained, whichever way it is asked for.
+    with monkeypatch.context() as patch:
+        patch.setattr("experiments.vit_run.run_contender", None)
+        assert vit_l.main([*tiny, f"--train.folder={folder}"]) == 0
+    assert records(folder)[-1] == found[-1] | {"step": 12}
+
+
+def test_what_ends_a_run_is_said_in_one_line(
+    tmp_path: Path,
+    tiny: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*arguments: object, **named: object) -> None:
+        raise CheckpointError("the checkpoint of step 3 cannot be written")
+
+    monkeypatch.setattr("experiments.vit_run.run_contender", fail)
+    assert vit_l.main(tiny) == 1
+    assert capsys.readouterr().err == (
+        f"{vit_l.PROGRAM}: the checkpoint of step 3 cannot be written\n"
+    )
+    # Its folder is free again.
+    assert vit_l.main([f"--train.resume={only_run(tmp_path)}"]) == 1
 
 
 def test_two_nodes_with_an_automatic_freeze(tiny: list[str]) -> None:
@@ -158,6 +255,10 @@ def test_ctrl_c_leaves_what_was_measured(
         ("--communication.compression.warmup=1.5", ["warmup", "1.5"]),
         ("--optimizer.learning_rate=-1", ["`optimizer.learning_rate`", "-1.0"]),
         ("--train.runs=/dev/null/runs", ["`train.runs`", "/dev/null/runs"]),
+        ("--train.folder=/dev/null/x", ["`train.folder`", "/dev/null/x"]),
+        ("--train.folder=.", ["`train.folder`", "no config.yaml", "another folder"]),
+        ("--train.resume=absent", ["`train.resume`", "absent", "config.yaml"]),
+        ("--train.ema=2", ["`train.ema`", "2.0", "write none"]),
     ],
 )
 def test_what_cannot_run_ends_in_one_line_and_status_2(

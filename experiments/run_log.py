@@ -1,0 +1,152 @@
+"""The records of a run as it goes, and what a resume needs to make the next."""
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import optax
+
+from sfpo_jax.parallel import TrainState
+from sfpo_jax.training import Checkpoints, Monitor, Record, Train
+
+SparsityCurve = Callable[[int | None], np.ndarray]
+"""First compressed step, None before it -> share of entries masked in each step,
+float32[steps]."""
+
+
+class Store(Protocol):
+    """Where a contender's run is kept, so that it can go on."""
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Its checkpoints."""
+        ...
+
+    def rewind(self, done: int, tested: int) -> list[Record]:
+        """Drops the records after step `done`, those of tests after step `tested`.
+
+        Returns:
+          The records that stay.
+        """
+        ...
+
+
+def median(durations: Sequence[float]) -> float:
+    """NaN for none."""
+    return statistics.median(durations) if durations else float("nan")
+
+
+class RunLog(Monitor):
+    """Records of a run, and what they are made of.
+
+    Args:
+      name: of the contender.
+      wire_bytes: bytes of a step, phase by phase.
+      sparsity: None where nothing is masked.
+      train: `steps` and `log_every` are meant.
+      on_record: called with each record.
+      store: where the records of an earlier start are; None where nothing is kept.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        wire_bytes: list[int],
+        sparsity: SparsityCurve | None,
+        train: Train,
+        on_record: Callable[[Record], None],
+        store: Store | None,
+    ) -> None:
+        self.tested: dict[str, float] = {}
+        self.freeze: int | None = None
+        self.first_done = 0.0
+        self.seconds_before = 0.0
+        self._name = name
+        self._wire_bytes = wire_bytes
+        self._curve = sparsity
+        self._steps, self._every = train.steps, train.log_every
+        self._on_record = on_record
+        self._store = store
+        # As many as are looked at again: they go into every checkpoint.
+        self.losses = deque[float](maxlen=max(self._every, train.steps // 20))
+        self.durations = deque[float](maxlen=min(1000, max(1, train.steps // 2)))
+        self.records: list[Record] = []
+        self._began = time.perf_counter()
+        # When the step before was done; None after a pause, whose time is not a step's.
+        self._clock: float | None = None
+        self.sparsity = self._sparsity()
+
+    def dispatched(self, done: int, state: TrainState) -> None:
+        """1-bit Adam decides for itself when to freeze its variance, if told to."""
+        is_due = done % self._every == 0 or done == self._steps
+        if self.freeze is not None or not is_due:
+            return
+        found = optax.tree.get(state.opt_state, "freeze")
+        if found is not None and int(found.step) <= done:
+            self.freeze = int(found.step)
+            self.sparsity = self._sparsity()
+
+    def stepped(self, done: int, metrics: dict[str, float]) -> None:
+        """Takes the metrics of a step, in order."""
+        self.losses.append(metrics["loss"])
+        now = time.perf_counter()
+        if self._clock is not None:
+            self.durations.append(now - self._clock)
+        self._clock = now
+        self.first_done = self.first_done or now
+        if done % self._every:
+            return
+        is_compressed = self.freeze is not None and done > self.freeze
+        self._emit(
+            {
+                "step": done,
+                "train_loss": statistics.fmean(list(self.losses)[-self._every :]),
+                "grad_norm": metrics["grad_norm"],
+                "sparsity": float(self.sparsity[done - 1]),
+                "wire_bytes": self._wire_bytes[-1 if is_compressed else 0],
+                "step_ms": 1e3 * median(list(self.durations)[-self._every :]),
+                "skipped": int(metrics["skipped"]),
+            }
+        )
+
+    def paused(self) -> None:
+        """Nothing is in flight."""
+        self._clock = None
+
+    def evaluated(self, done: int, metrics: dict[str, float]) -> None:
+        """Takes the outcome of a test."""
+        self.tested = metrics
+        self._emit({"step": done, **metrics})
+
+    def get_state(self) -> Record:
+        """What the next start needs besides the records, which lie in their file."""
+        return {
+            "losses": list(self.losses),
+            "durations": [round(seconds, 6) for seconds in self.durations],
+            "freeze": self.freeze,
+            "tested": self.tested,
+            "seconds": self.seconds_before + time.perf_counter() - self._began,
+        }
+
+    def started(self, done: int, tested: int, saved: Record | None) -> None:
+        """Begins, or goes on after step `done`."""
+        self.records = self._store.rewind(done, tested) if self._store else []
+        if saved is None:
+            return
+        self.losses.extend(saved["losses"])
+        self.durations.extend(saved["durations"])
+        self.freeze, self.tested = saved["freeze"], saved["tested"]
+        self.seconds_before = saved["seconds"]
+        self.sparsity = self._sparsity()
+
+    def _emit(self, record: Record) -> None:
+        self.records.append({"contender": self._name, **record})
+        self._on_record(self.records[-1])
+
+    def _sparsity(self) -> np.ndarray:
+        if self._curve is None:
+            return np.zeros(self._steps, np.float32)
+        return self._curve(self.freeze)

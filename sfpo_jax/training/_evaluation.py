@@ -1,0 +1,37 @@
+"""Sums over a test set, one batch at a time."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from sfpo_jax.training._signals import Stop
+
+
+def evaluate(
+    test: Callable[[Any, Any], Any],
+    params: Any,
+    batches: Iterable[Any],
+    stop: Stop | None = None,
+) -> np.ndarray | None:
+    """Adds up what a test gives for each batch.
+
+    Args:
+      test: (params, batch) -> a tuple of scalars, e.g. correct answers, summed loss and
+        examples.
+      params: the parameters.
+      batches: the test set, on the devices already or not.
+      stop: where given and requested, the test ends early.
+
+    Returns:
+      float64[scalars], or None where it ended early.
+    """
+    sums: Any = 0.0
+    for batch in batches:
+        if stop and stop.requested:
+            return None
+        # One at a time: independent programs with collectives, all in flight on eight
+        # devices of one CPU, wait for each other's threads for ever.
+        sums = sums + np.asarray(jax.device_get(test(params, batch)), np.float64)
+    return sums
