@@ -11,9 +11,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from experiments.data.batches import Batch
-from experiments.run_log import RunLog, SparsityCurve, Store, median
-from experiments.vit_task import Task
+from experiments.run_log import Course, RunLog, Store, median
+from experiments.task import Task
 from sfpo_jax import make_train_step
 from sfpo_jax.parallel import TrainState, TrainStep
 from sfpo_jax.training import (
@@ -34,9 +33,9 @@ class Contender:
     tx: optax.GradientTransformation
     phases: tuple[str | None, ...] = (None,)
     """Phases whose wire bytes differ, in the order they are run through."""
-    sparsity: SparsityCurve | None = None
-    """First compressed step, None before it -> share of entries masked in each step,
-    float32[steps]; None: nothing is masked."""
+    course: Callable[[int | None], Course] | None = None
+    """First compressed step, None before it -> what each step does; None: all steps
+    are alike."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +55,8 @@ class Result:
     """First compressed step; None where nothing freezes."""
     sparsity: np.ndarray
     """Share of entries masked in each step, float32[steps]."""
+    compressed: np.ndarray
+    """Steps of the last phase, bool[steps]."""
     step_seconds: float
     """Median over the second half of the steps, NaN for a single step."""
     start_seconds: float
@@ -70,6 +71,12 @@ class Result:
         """Wire bits of the last phase, for each parameter and step."""
         return 8 * self.wire_bytes[-1] / self.parameters
 
+    @property
+    def mean_bits(self) -> float:
+        """Wire bits for each parameter and step, over all steps of the run."""
+        sent = np.where(self.compressed, self.wire_bytes[-1], self.wire_bytes[0])
+        return 8 * float(sent.mean()) / self.parameters
+
 
 class RunStopped(Exception):
     """A run was asked to end before its last step, and can go on where it is."""
@@ -80,7 +87,7 @@ def run_contender(
     task: Task,
     mesh: Mesh,
     batches: DataIterator,
-    tests: Sequence[Batch],
+    tests: Sequence[Any],
     train: Train,
     *,
     microbatches: int = 1,
@@ -122,9 +129,7 @@ def run_contender(
     state = step.init(task.init(train.seed), key)
     wire_bytes = _wire_bytes(contender, step, state, batches, stop)
     tests = [step.shard_batch(batch) for batch in tests]
-    log = RunLog(
-        contender.name, wire_bytes, contender.sparsity, train, on_record, store
-    )
+    log = RunLog(contender.name, wire_bytes, contender.course, train, on_record, store)
 
     def test(params: Any) -> dict[str, float] | None:
         sums = evaluate(task.test, params, tests, stop)
@@ -154,7 +159,8 @@ def run_contender(
         wire_bytes=wire_bytes,
         parameters=task.parameters,
         freeze=log.freeze,
-        sparsity=log.sparsity,
+        sparsity=log.course.sparsity,
+        compressed=log.course.compressed,
         step_seconds=median(log.durations),
         # A run that had only its last test to make has no first step.
         start_seconds=(log.first_done or time.perf_counter()) - began,

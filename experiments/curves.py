@@ -96,10 +96,7 @@ def _sparsity(axis: Axes, result: Result, style: _Style) -> None:
 
 def _wire(axis: Axes, result: Result, style: _Style) -> None:
     steps = len(result.sparsity)
-    freeze = steps if result.freeze is None else result.freeze
-    sent = np.where(
-        np.arange(steps) < freeze, result.wire_bytes[0], result.wire_bytes[-1]
-    )
+    sent = np.where(result.compressed, result.wire_bytes[-1], result.wire_bytes[0])
     axis.plot(np.arange(steps), sent, color=style.color, ls=style.linestyle)
     axis.annotate(
         f"{result.name}: {format_bytes(result.wire_bytes[-1], digits=3)}, "

@@ -6,7 +6,7 @@ import jax
 from jax.sharding import Mesh
 
 from sfpo_jax import make_mesh
-from sfpo_jax.training import Data, Parallel, check_batch
+from sfpo_jax.training import Parallel, check_batch
 
 
 def show_cpu_devices(count: int) -> None:
@@ -23,8 +23,8 @@ def show_cpu_devices(count: int) -> None:
         return
 
 
-def make_run_mesh(parallel: Parallel, data: Data) -> Mesh:
-    """The mesh of `parallel.mesh` over all devices.
+def make_run_mesh(parallel: Parallel, batch_size: int) -> Mesh:
+    """The mesh of `parallel.mesh` over all devices, for batches of `batch_size`.
 
     Raises:
       ValueError: sizes that do not fit the devices, or a batch that does not divide
@@ -35,7 +35,7 @@ def make_run_mesh(parallel: Parallel, data: Data) -> Mesh:
         mesh = make_mesh(node=sizes.node, data=sizes.data, op=sizes.op)
     except ValueError as error:
         raise ValueError(f"`parallel.mesh`: {error}") from None
-    check_batch(data, parallel, mesh.shape["node"] * mesh.shape["data"])
+    check_batch(batch_size, parallel, mesh.shape["node"] * mesh.shape["data"])
     return mesh
 
 

@@ -26,6 +26,9 @@ from sfpo_jax.training import (
 
 CONFIG = "config.yaml"
 
+# Arrays of a result, which JSON holds as lists.
+_CURVES = {"sparsity": np.float32, "compressed": np.bool_}
+
 
 class RunFolder:
     """A folder with all that a run needs to go on, and what it has measured.
@@ -79,7 +82,8 @@ class RunFolder:
         self.results[result.name] = result
         held = [dataclasses.asdict(r) for r in self.results.values()]
         for each in held:
-            each["sparsity"] = each["sparsity"].tolist()
+            for name in _CURVES:
+                each[name] = each[name].tolist()
         text = json.dumps(held, indent=1) + "\n"
         write_atomic(self._results_path, text.encode())
 
@@ -92,9 +96,12 @@ class RunFolder:
             return {}
         try:
             held = json.loads(self._results_path.read_bytes())
-            results = [
-                Result(**{**each, "sparsity": np.asarray(each["sparsity"], np.float32)})
+            curves = [
+                {name: np.asarray(each[name], dtype) for name, dtype in _CURVES.items()}
                 for each in held
+            ]
+            results = [
+                Result(**{**each, **c}) for each, c in zip(held, curves, strict=True)
             ]
         except (ValueError, TypeError, KeyError):
             raise ValueError(

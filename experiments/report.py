@@ -18,6 +18,7 @@ _COLUMNS = (
     "train loss",
     "sent/step",
     "bits/param",
+    "mean bits",
     "ms/step",
 )
 
@@ -32,6 +33,7 @@ def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
             f"{r.train_loss:.4f}",
             format_bytes(r.wire_bytes[-1]),
             f"{r.bits_per_parameter:.2f}",
+            f"{r.mean_bits:.1f}",
             f"{1e3 * r.step_seconds:.1f}",
         )
         for r in results
@@ -84,7 +86,8 @@ def markdown(
         f"{jax.device_count()} {jax.devices()[0].device_kind} devices; JAX "
         f"{jax.__version__}, Python {platform.python_version()}.",
         "Sent/step: what one device sends, all collectives of the compiled program "
-        "included, after the freeze where there is one. The time of a step is the "
+        "included, in a compressed step where there are some; mean bits: over all "
+        "steps of the run. The time of a step is the "
         "median over the second half of the run, on this machine. The train loss is "
         "the mean over the last twentieth of the steps; metrics.jsonl holds every "
         "measurement.",
@@ -100,14 +103,20 @@ def _sentences(result: Result) -> str:
         f"{result.start_seconds:.0f} s until the first step was done (compilation)."
     )
     if result.freeze is not None:
-        later = result.sparsity[result.freeze :]
-        masked = f"{later.mean():.0%}" if len(later) else "0%"
+        later = slice(result.freeze, steps)
+        masked = f"{result.sparsity[later].mean():.0%}" if result.freeze < steps else 0
+        refreshes = int((~result.compressed[later]).sum())
         text += (
             f" It sent {format_bytes(result.wire_bytes[0])} a step until its variance "
             f"was frozen after {result.freeze} of {steps} steps "
             f"({result.freeze / steps:.0%}), and {format_bytes(result.wire_bytes[-1])} "
             f"from then on, with {masked} of the gradient masked on average."
         )
+        if refreshes:
+            text += (
+                f" {refreshes} later steps were dense to bring the variance up to date:"
+                f" {1 - result.compressed.mean():.0%} of all steps were."
+            )
     if result.skipped:
         text += f" {result.skipped} steps were skipped: their gradient was not finite."
     return text
@@ -119,7 +128,9 @@ def _comparison(results: Sequence[Result]) -> str:
     reference, other = results
     points = 100 * (other.test_accuracy - reference.test_accuracy)
     ratio = reference.wire_bytes[-1] / other.wire_bytes[-1]
+    overall = reference.mean_bits / other.mean_bits
     return (
         f"{other.name} against {reference.name}: {points:+.1f} points of test accuracy "
-        f"at the same number of steps, {ratio:.1f} times fewer bytes a step."
+        f"at the same number of steps, {ratio:.1f} times fewer bytes in a compressed "
+        f"step, {overall:.1f} times fewer over the run."
     )

@@ -4,7 +4,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import optax
@@ -12,9 +12,12 @@ import optax
 from sfpo_jax.parallel import TrainState
 from sfpo_jax.training import Checkpoints, Monitor, Record, Train
 
-SparsityCurve = Callable[[int | None], np.ndarray]
-"""First compressed step, None before it -> share of entries masked in each step,
-float32[steps]."""
+
+class Course(NamedTuple):
+    """What each step of a run does."""
+
+    compressed: np.ndarray  # bool[steps], steps of the last phase
+    sparsity: np.ndarray  # float32[steps], share of the entries masked
 
 
 class Store(Protocol):
@@ -45,7 +48,8 @@ class RunLog(Monitor):
     Args:
       name: of the contender.
       wire_bytes: bytes of a step, phase by phase.
-      sparsity: None where nothing is masked.
+      course: first compressed step, None before it -> what each step does; None: all
+        steps are alike.
       train: `steps` and `log_every` are meant.
       on_record: called with each record.
       store: where the records of an earlier start are; None where nothing is kept.
@@ -55,7 +59,7 @@ class RunLog(Monitor):
         self,
         name: str,
         wire_bytes: list[int],
-        sparsity: SparsityCurve | None,
+        course: Callable[[int | None], Course] | None,
         train: Train,
         on_record: Callable[[Record], None],
         store: Store | None,
@@ -66,7 +70,7 @@ class RunLog(Monitor):
         self.seconds_before = 0.0
         self._name = name
         self._wire_bytes = wire_bytes
-        self._curve = sparsity
+        self._make_course = course
         self._steps, self._every = train.steps, train.log_every
         self._on_record = on_record
         self._store = store
@@ -77,7 +81,7 @@ class RunLog(Monitor):
         self._began = time.perf_counter()
         # When the step before was done; None after a pause, whose time is not a step's.
         self._clock: float | None = None
-        self.sparsity = self._sparsity()
+        self.course = self._course()
 
     def dispatched(self, done: int, state: TrainState) -> None:
         """1-bit Adam decides for itself when to freeze its variance, if told to."""
@@ -87,7 +91,7 @@ class RunLog(Monitor):
         found = optax.tree.get(state.opt_state, "freeze")
         if found is not None and int(found.step) <= done:
             self.freeze = int(found.step)
-            self.sparsity = self._sparsity()
+            self.course = self._course()
 
     def stepped(self, done: int, metrics: dict[str, float]) -> None:
         """Takes the metrics of a step, in order."""
@@ -99,13 +103,13 @@ class RunLog(Monitor):
         self.first_done = self.first_done or now
         if done % self._every:
             return
-        is_compressed = self.freeze is not None and done > self.freeze
+        is_compressed = bool(self.course.compressed[done - 1])
         self._emit(
             {
                 "step": done,
                 "train_loss": statistics.fmean(list(self.losses)[-self._every :]),
                 "grad_norm": metrics["grad_norm"],
-                "sparsity": float(self.sparsity[done - 1]),
+                "sparsity": float(self.course.sparsity[done - 1]),
                 "wire_bytes": self._wire_bytes[-1 if is_compressed else 0],
                 "step_ms": 1e3 * median(list(self.durations)[-self._every :]),
                 "skipped": int(metrics["skipped"]),
@@ -140,13 +144,14 @@ class RunLog(Monitor):
         self.durations.extend(saved["durations"])
         self.freeze, self.tested = saved["freeze"], saved["tested"]
         self.seconds_before = saved["seconds"]
-        self.sparsity = self._sparsity()
+        self.course = self._course()
 
     def _emit(self, record: Record) -> None:
         self.records.append({"contender": self._name, **record})
         self._on_record(self.records[-1])
 
-    def _sparsity(self) -> np.ndarray:
-        if self._curve is None:
-            return np.zeros(self._steps, np.float32)
-        return self._curve(self.freeze)
+    def _course(self) -> Course:
+        if self._make_course is None:
+            steps = self._steps
+            return Course(np.ones(steps, np.bool_), np.zeros(steps, np.float32))
+        return self._make_course(self.freeze)

@@ -9,7 +9,7 @@ import optax
 from flax import nnx
 
 from experiments.models.gpt import GPT, GPTConfig
-from experiments.vit_task import Task
+from experiments.task import Task
 from sfpo_jax.training import PADDING
 
 
@@ -41,9 +41,7 @@ def make_text_task(model: GPTConfig) -> Task:
         loss, is_correct = scores(params, windows, key)
         return loss.mean(), {"accuracy": is_correct.mean()}
 
-    def test(
-        params: Any, windows: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def test(params: Any, windows: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         loss, is_correct = scores(params, windows, None)
         is_real = (windows[:, 1:] != PADDING).astype(jnp.float32)
         return (is_correct * is_real).sum(), (loss * is_real).sum(), is_real.sum()

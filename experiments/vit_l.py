@@ -21,7 +21,8 @@ from experiments.curves import save_curves
 from experiments.output import RunFolder, open_folder
 from experiments.progress import RunProgress
 from experiments.resume import load_run_config
-from experiments.vit_run import Config, Run, prepare
+from experiments.run import Run
+from experiments.vit_run import Config, prepare
 from sfpo_jax.training import (
     CheckpointError,
     NonFiniteLossError,

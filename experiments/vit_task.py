@@ -1,7 +1,6 @@
 """Classifying images with a Vision Transformer: parameters, loss and test."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,25 +16,7 @@ from experiments.data.batches import (
 )
 from experiments.data.images import Dataset
 from experiments.models.vit import ViT, ViTConfig
-
-
-class Task(NamedTuple):
-    """What a contender trains, whichever optimizer it uses.
-
-    Attributes:
-      init: seed -> parameters, a pytree of float32 arrays.
-      loss_fn: (parameters, batch[, key]) -> (mean loss, {"accuracy": share}).
-      test: (parameters, batch) -> (correct, summed loss, images), float32 scalars;
-        rows labelled PADDING do not count.
-      has_key: whether the loss takes a random key.
-      parameters: number of entries to train.
-    """
-
-    init: Callable[[int], Any]
-    loss_fn: Callable[..., Any]
-    test: Callable[[Any, Batch], tuple[jax.Array, jax.Array, jax.Array]]
-    has_key: bool
-    parameters: int
+from experiments.task import Task
 
 
 def make_task(model: ViTConfig, dataset: Dataset, *, recompute: bool) -> Task:

@@ -105,23 +105,20 @@ class TwoPhaseMean:
         self,
         sent: Sequence[Tree],
         live: Sequence[np.ndarray],
-        units: Sequence[Any] | None = None,
     ) -> Tree:
         mean = []
         for j, alive in enumerate(live):
-            unit = 1.0 if units is None else units[j]
             total = np.zeros_like(self.server[j])
             for own, error in zip(sent, self.worker, strict=True):
                 c = own[j] + error[j]
-                q = self.codec(c / unit, alive)
+                q = self.codec(c, alive)
                 if self.feedback:
-                    error[j] = np.where(alive, c - unit * q, 0.0)
+                    error[j] = np.where(alive, c - q, 0.0)
                 total += q
-            h = total / len(sent) + self.server[j] / unit
-            reply = self.codec(h, alive)
-            mean.append(unit * reply)
+            h = total / len(sent) + self.server[j]
+            mean.append(self.codec(h, alive))
             if self.feedback:
-                self.server[j] = unit * (h - reply)
+                self.server[j] = h - mean[j]
         return mean
 
 
@@ -140,8 +137,8 @@ class OnebitAdam:
     """1-bit Adam (Tang et al. 2021), bias-corrected, decay decoupled.
 
     `step` takes each rank's gradients and moves `params`, which all ranks share. The
-    paper has no floor under the frozen v, compresses m itself, and freezes v for good:
-    `nu_floor=0`, `precondition=False`, `refresh_every=0`.
+    paper has no floor under the frozen v, and freezes it for good: `nu_floor=0`,
+    `refresh_every=0`.
     """
 
     def __init__(
@@ -159,7 +156,6 @@ class OnebitAdam:
         codec: Codec | None = None,
         feedback: bool = True,
         nu_floor: float = 0.0,
-        precondition: bool = False,
         refresh_every: int = 0,
     ) -> None:
         self.params = [p.astype(np.float64) for p in params]
@@ -169,7 +165,7 @@ class OnebitAdam:
         self.rate = learning_rate
         self.b1, self.b2, self.eps, self.nu_floor = b1, b2, eps, nu_floor
         self.decay = [weight_decay * on for on in (decayed or [True] * len(params))]
-        self.precondition, self.every = precondition, refresh_every
+        self.every = refresh_every
         self.mean = TwoPhaseMean(self.params, ranks, codec or Codec(), feedback)
 
     def step(self, grads: Sequence[Tree]) -> None:
@@ -189,8 +185,7 @@ class OnebitAdam:
                 [self._ema(self.b1, m, x) for m, x in zip(self.m, g, strict=True)]
                 for g in grads
             ]
-            units = [self._root(v) for v in self.v] if self.precondition else None
-            self.m = self.mean(own, [v != 0.0 for v in self.v], units)
+            self.m = self.mean(own, [v != 0.0 for v in self.v])
         rate = (
             self.rate if isinstance(self.rate, float) else float(self.rate(self.count))
         )
@@ -203,9 +198,8 @@ class OnebitAdam:
             )
         self.count = t
 
-    def _root(self, v: np.ndarray, floor: float | None = None) -> np.ndarray:
+    def _root(self, v: np.ndarray, floor: float) -> np.ndarray:
         """The denominator, v worth `updated` steps."""
-        floor = self.nu_floor if floor is None else floor
         raised = raise_to_floor(v, floor, self.mean.codec.block)
         return np.sqrt(raised / (1.0 - self.b2**self.updated)) + self.eps
 

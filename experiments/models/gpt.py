@@ -68,13 +68,7 @@ class GPT(nnx.Module):
             Block(config, is_causal=True, rngs=rngs) for _ in range(config.depth)
         )
         self.norm = nnx.LayerNorm(config.width, rngs=rngs)
-        # A head of zeros starts every run at the loss of a uniform guess, log V.
-        self.head = nnx.Linear(
-            config.width,
-            config.vocabulary,
-            kernel_init=nnx.initializers.zeros,
-            rngs=rngs,
-        )
+        self.head = nnx.Linear(config.width, config.vocabulary, rngs=rngs)
 
     def __call__(
         self, ids_BxL: jax.Array, *, key: jax.Array | None = None

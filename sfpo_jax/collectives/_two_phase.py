@@ -8,9 +8,6 @@ compressor, chunk j of the rows belonging to rank j, and E_j its server error:
     h_j = mean_i q_i[j] + E_j;  Q_j = C(h_j)   new server error  E_j = h_j - Q_j
     all-gather: every rank receives every Q_j, packed
 
-With units u, one an entry, C(x) stands for u * C(x / u): entries whose typical sizes
-are known to differ then share a scale as equals.
-
 Every rank decodes the same bytes, so the mean is bit-identical on all of them. A rank
 sends 2 (N - 1) / N payloads, whatever N is (Tang et al. 2021, "1-bit Adam",
 https://arxiv.org/abs/2102.02888).
@@ -46,7 +43,6 @@ def two_phase_mean(
     server_error: Sequence[jax.Array] | None,
     live: Sequence[jax.Array],
     axis_name: AxisName,
-    units: Sequence[jax.Array] | None = None,
 ) -> CompressedMean:
     """Mean of `contributions` over the axis, sent compressed.
 
@@ -56,43 +52,33 @@ def two_phase_mean(
       server_error: float[rows / N, width] a group of this rank, None for no feedback.
       live: bool[rows, width] a group, alike on all ranks: entries that exist.
       axis_name: the mesh axis, None for one worker.
-      units: float[rows, width] a group, positive, alike on all ranks: what the
-        compressor sees is divided by them. None: nothing is.
 
     Returns:
-      The mean, zero where not live, the new errors (both in the contributions' own
-      units), and the payload the mean came from (in `units`).
+      The mean, zero where not live, the new errors, and the payload it came from.
     """
     ranks = axis_size(axis_name)
-    if units is None:
-        units = [jnp.ones((), c.dtype) for c in contributions]
-    sent = [
-        compressor.encode(c / u, m)
-        for c, u, m in zip(contributions, units, live, strict=True)
-    ]
+    sent = [compressor.encode(c, m) for c, m in zip(contributions, live, strict=True)]
     worker_error = tuple(
-        jnp.where(m, c - u * compressor.decode(p, m).astype(c.dtype), 0)
-        for c, u, p, m in zip(contributions, units, sent, live, strict=True)
+        jnp.where(m, c - compressor.decode(p, m).astype(c.dtype), 0)
+        for c, p, m in zip(contributions, sent, live, strict=True)
     )
     received = _all_to_all(sent, ranks, axis_name)
     mine = [_chunk(m, ranks, axis_name) for m in live]
-    my_units = [u if u.ndim == 0 else _chunk(u, ranks, axis_name) for u in units]
     totals, replies, new_server_error = [], [], []
     for group, payload in enumerate(received):
         total = _mean_of_ranks(compressor, payload, mine[group], ranks)
         total = total.astype(contributions[group].dtype)
-        unit = my_units[group]
         if server_error is not None:
-            total = total + server_error[group] / unit
+            total = total + server_error[group]
         reply = compressor.encode(total, mine[group])
         decoded = compressor.decode(reply, mine[group]).astype(total.dtype)
         totals.append(total)
         replies.append(reply)
-        new_server_error.append(jnp.where(mine[group], unit * (total - decoded), 0))
+        new_server_error.append(jnp.where(mine[group], total - decoded, 0))
     payload = tuple(_all_gather(replies, ranks, axis_name))
     mean = tuple(
-        u * compressor.decode(p, m).astype(c.dtype)
-        for p, u, m, c in zip(payload, units, live, contributions, strict=True)
+        compressor.decode(p, m).astype(c.dtype)
+        for p, m, c in zip(payload, live, contributions, strict=True)
     )
     return CompressedMean(mean, worker_error, tuple(new_server_error), payload)
 
@@ -113,7 +99,6 @@ def reduce_leaves(
     server_error: Sequence[Sequence[jax.Array]] | None,
     live: Sequence[Rows],
     axis_name: AxisName,
-    units: Sequence[Rows] | None = None,
 ) -> ReducedLeaves:
     """`two_phase_mean` of leaves of any shapes, a bucket at a time."""
     mean, worker_error = list(contributions), list(contributions)
@@ -125,7 +110,6 @@ def reduce_leaves(
             None if server_error is None else server_error[place],
             live[place],
             axis_name,
-            None if units is None else units[place],
         )
         means, errors = bucket.unpack(reduced.mean), bucket.unpack(reduced.worker_error)
         for leaf, m, e in zip(bucket.leaves, means, errors, strict=True):

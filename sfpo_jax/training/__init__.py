@@ -43,6 +43,7 @@ from sfpo_jax.training._metrics import Record as Record
 from sfpo_jax.training._metrics import TensorBoard as TensorBoard
 from sfpo_jax.training._metrics import check_tensorboard as check_tensorboard
 from sfpo_jax.training._optimizer import ONE_BIT as ONE_BIT
+from sfpo_jax.training._optimizer import compressed_steps as compressed_steps
 from sfpo_jax.training._optimizer import make_dense_optimizer as make_dense_optimizer
 from sfpo_jax.training._optimizer import make_learning_rate as make_learning_rate
 from sfpo_jax.training._optimizer import make_optimizer as make_optimizer

@@ -79,11 +79,15 @@ class Compression:
     """Add what compression lost to the next step, on both sides."""
     block_size: int | Literal["auto"] = "auto"
     """Entries that share a scale; auto: 256 for int8, 2048 for signs."""
+    relaxation: float = 1.5
+    """Factor on the scale of signs, in (0, 2); at 1 residuals take longer to leave."""
     density: float = 0.1
     """Share of the entries that sparse_1bit sends."""
-    warmup: float | Literal["auto"] = 0.15
+    warmup: float | Literal["auto"] = 0.12
     """Share of the run before 1-bit Adam freezes its variance, or auto: when the
     variance is stable, after 20 % of the run at the latest."""
+    refresh_every: int | Literal["none"] = 16
+    """Each so many steps after the freeze one is dense and updates the variance."""
 
     def __post_init__(self) -> None:
         prefix = "communication.compression"
@@ -96,6 +100,15 @@ class Compression:
                     "scale."
                 )
         check_range(
+            f"{prefix}.relaxation",
+            self.relaxation,
+            0.0,
+            2.0,
+            "the factor on the scale of signs",
+            open_low=True,
+            open_high=True,
+        )
+        check_range(
             f"{prefix}.density",
             self.density,
             0.0,
@@ -103,6 +116,13 @@ class Compression:
             "the share of entries sent",
             open_low=True,
         )
+        if self.refresh_every != "none":
+            check_at_least(
+                f"{prefix}.refresh_every",
+                self.refresh_every,
+                2,
+                "the steps from one dense step to the next; write none for no refresh",
+            )
         if self.warmup != "auto":
             check_range(
                 f"{prefix}.warmup",
@@ -138,7 +158,8 @@ class Memory:
     """Precision of what the optimizer keeps."""
 
     mu_dtype: Literal["float32", "bfloat16", "packed"] = "float32"
-    """First moment; packed: as the bytes it arrived in (1-bit algorithms only)."""
+    """First moment; packed: as the bytes it arrived in (1-bit algorithms only, with
+    communication.compression.refresh_every none)."""
     nu_dtype: Literal["float32", "bfloat16"] = "float32"
     """Second moment."""
     error_dtype: Literal["float32", "bfloat16"] = "float32"

@@ -9,7 +9,7 @@ import optax
 from sfpo_jax import compression
 from sfpo_jax.collectives import AxisName
 from sfpo_jax.schedules import cosine_sparsity
-from sfpo_jax.training._layout_sections import Communication, Memory
+from sfpo_jax.training._layout_sections import Communication, Compression, Memory
 from sfpo_jax.training._sections import Optimizer, Sparsity
 from sfpo_jax.transforms import (
     clip_by_global_norm,
@@ -50,6 +50,31 @@ def warmup_steps(communication: Communication, steps: int) -> int | str:
     return share if isinstance(share, str) else max(1, round(share * steps))
 
 
+def compressed_steps(
+    communication: Communication, steps: int, freeze: int | None
+) -> np.ndarray:
+    """Which steps of 1-bit Adam send the momentum compressed, for reports.
+
+    Args:
+      communication: the section.
+      steps: steps of the run.
+      freeze: first compressed step, None where there is none (yet).
+
+    Returns:
+      bool[steps]; the others are dense.
+
+    Example:
+      >>> chosen = Communication(compression=Compression(refresh_every=3))
+      >>> compressed_steps(chosen, 8, 2).astype(int).tolist()
+      [0, 0, 1, 1, 0, 1, 1, 0]
+    """
+    since = np.arange(steps) - (steps if freeze is None else freeze)
+    every = communication.compression.refresh_every
+    if every == "none":
+        return since >= 0
+    return (since >= 0) & ((since + 1) % every != 0)
+
+
 def sparsity_curve(
     sparsity: Sparsity, communication: Communication, steps: int, freeze: int | None
 ) -> np.ndarray:
@@ -72,7 +97,10 @@ def sparsity_curve(
     if sparsity.begin == "freeze":
         begin = steps if freeze is None else min(freeze, steps)
     schedule = cosine_sparsity(base, steps, final, begin=begin)
-    return np.asarray(schedule(np.arange(steps, dtype=np.int32)))
+    curve = np.asarray(schedule(np.arange(steps, dtype=np.int32)))
+    if sparsity.begin == "start":
+        return curve
+    return np.where(compressed_steps(communication, steps, freeze), curve, 0)
 
 
 def make_dense_optimizer(
@@ -117,7 +145,7 @@ def make_optimizer(
       ValueError: values that do not go together, with the reason.
     """
     chosen = communication.compression
-    _check_memory(memory, chosen.algorithm)
+    _check_memory(memory, chosen)
     mu_dtype = None if memory.mu_dtype == "float32" else memory.mu_dtype
     if chosen.algorithm == "none":
         return make_dense_optimizer(optimizer, steps, mu_dtype)
@@ -136,6 +164,7 @@ def make_optimizer(
             "mu_dtype": mu_dtype,
             "nu_dtype": memory.nu_dtype,
             "compressor": _compressor(communication),
+            "refresh_every": _none(chosen.refresh_every),
         }
         reduced = _one_bit(optimizer, sparsity, communication, shared, steps, axis_name)
     else:
@@ -191,12 +220,14 @@ def _one_bit(
             base_sparsity=base,
             final_sparsity=final,
             min_size=sparsity.min_size,
+            sparsity_feedback=sparsity.error_feedback,
             **timing,
             **shared,
         )
     masking = sparsify(
         cosine_sparsity(base, steps, final),
         min_size=sparsity.min_size,
+        error_feedback=sparsity.error_feedback,
         axis_name=axis_name,
     )
     return optax.chain(
@@ -216,14 +247,26 @@ def _compressor(communication: Communication) -> compression.Compressor:
         return compression.bfloat16()
     if chosen.algorithm == "int8":
         return compression.int8(**size)
+    relaxed = {"relaxation": chosen.relaxation, **size}
     if chosen.algorithm == "sparse_1bit":
-        return compression.sparse_sign(chosen.density, **size)
-    return compression.sign(**size)
+        return compression.sparse_sign(chosen.density, **relaxed)
+    return compression.sign(**relaxed)
 
 
-def _check_memory(memory: Memory, algorithm: str) -> None:
+def _none(value: Any) -> Any:
+    return None if value == "none" else value
+
+
+def _check_memory(memory: Memory, chosen: Compression) -> None:
     """AdamW keeps its second moment in float32 and has no packed first moment."""
+    algorithm = chosen.algorithm
     if algorithm in ONE_BIT:
+        if memory.mu_dtype == "packed" and chosen.refresh_every != "none":
+            raise ValueError(
+                "`communication.compression.refresh_every` must be none with "
+                f"`memory.mu_dtype` packed, got {chosen.refresh_every}: the moment of "
+                "a dense step does not fit in one bit."
+            )
         return
     names = " or ".join(ONE_BIT)
     if memory.mu_dtype == "packed":

@@ -140,6 +140,8 @@ class Sparsity:
     """From base to final along half a cosine, base all along, or no masking."""
     begin: Literal["freeze", "start"] = "freeze"
     """Mask from the freeze of the variance on, or (to study it) from step 0."""
+    error_feedback: bool = True
+    """Add what the mask dropped to later gradients."""
     min_size: int = 1024
     """Tensors of fewer entries are never masked."""
 
@@ -213,20 +215,20 @@ class Train:
             )
 
 
-def check_batch(data: Data, parallel: Parallel, devices: int) -> None:
+def check_batch(batch_size: int, parallel: Parallel, devices: int) -> None:
     """Raises ValueError unless the batch divides over the devices and microbatches.
 
     Args:
-      data: its `batch_size` is meant.
+      batch_size: the value of `data.batch_size`.
       parallel: its `microbatches` is meant.
       devices: devices over which the batch is split.
     """
     pieces = devices * parallel.microbatches
-    if data.batch_size % pieces:
-        below = data.batch_size // pieces * pieces
+    if batch_size % pieces:
+        below = batch_size // pieces * pieces
         choices = f"{below} or {below + pieces}" if below else f"{pieces}"
         raise ValueError(
             f"`data.batch_size` must be divisible by {devices} devices times "
-            f"{parallel.microbatches} microbatches, got {data.batch_size}: "
+            f"{parallel.microbatches} microbatches, got {batch_size}: "
             f"take {choices}."
         )

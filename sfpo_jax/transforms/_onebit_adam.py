@@ -41,8 +41,7 @@ def scale_by_onebit_adam(
     mu_dtype: Any = None,
     nu_dtype: Any = None,
     nu_floor: Scalar = 0.01,
-    precondition: bool = False,
-    refresh_every: int | None = None,
+    refresh_every: Scalar | None = None,
     error_dtype: Any = None,
     bucket_size: str = "256MB",
 ) -> optax.GradientTransformationExtraArgs:
@@ -71,7 +70,6 @@ def scale_by_onebit_adam(
         mu_dtype=mu_dtype,
         nu_dtype=nu_dtype,
         nu_floor=nu_floor,
-        precondition=precondition,
         refresh_every=refresh_every,
         error_dtype=error_dtype,
         bucket_size=bucket_size,
@@ -105,8 +103,7 @@ def onebit_adam(
     mu_dtype: Any = None,
     nu_dtype: Any = None,
     nu_floor: Scalar = 0.01,
-    precondition: bool = False,
-    refresh_every: int | None = None,
+    refresh_every: Scalar | None = None,
     error_dtype: Any = None,
     mask: MaskOrFn = None,
     bucket_size: str = "256MB",
@@ -150,9 +147,6 @@ def onebit_adam(
       nu_floor: after the freeze, v counts as at least this share of the mean of its
         block. It touches almost nothing after a dense warm-up, and keeps a run alive
         whose warm-up was masked; 0 is the published algorithm.
-      precondition: compress the momentum in units of sqrt(v) + eps, so that the noise
-        of one bit is as large for each entry as the steps it takes. False is the
-        published algorithm.
       refresh_every: k, every k-th step after the freeze is dense and updates v with the
         weight of k steps, so that v follows the training for 1/k of the dense bytes;
         None, the published algorithm, freezes v for good.
@@ -196,7 +190,6 @@ def onebit_adam(
         mu_dtype=mu_dtype,
         nu_dtype=nu_dtype,
         nu_floor=nu_floor,
-        precondition=precondition,
         refresh_every=refresh_every,
         error_dtype=error_dtype,
         bucket_size=bucket_size,
@@ -246,8 +239,7 @@ def _core(
     mu_dtype: Any,
     nu_dtype: Any,
     nu_floor: Scalar,
-    precondition: bool,
-    refresh_every: int | None,
+    refresh_every: Scalar | None,
     error_dtype: Any,
     bucket_size: str,
 ) -> OnebitAdam:
@@ -282,18 +274,16 @@ def _core(
         mu_dtype=None if is_packed else _mu_dtype(mu_dtype),
         nu_dtype=resolve_dtype("nu_dtype", nu_dtype, _FLOATS),
         nu_floor=nu_floor,
-        precondition=precondition,
         refresh_every=refresh_every,
         error_dtype=error,
         bucket_entries=bucket_entries(bucket_size),
     )
 
 
-def _check_refresh(refresh_every: int, is_packed: bool) -> None:
-    if not isinstance(refresh_every, int):
-        raise TypeError(
-            "`refresh_every` must be a whole number of steps or None, got "
-            f"{refresh_every!r}. With inject_hyperparams it belongs to static_args."
+def _check_refresh(refresh_every: Scalar, is_packed: bool) -> None:
+    if is_known(refresh_every) and int(refresh_every) != refresh_every:
+        raise ValueError(
+            f"`refresh_every` must be a whole number of steps, got {refresh_every}."
         )
     check_at_least(
         "refresh_every", refresh_every, 2, "the steps from one dense step to the next"

@@ -18,9 +18,7 @@ the noise of one bit over it makes steps without bounds: a run whose warm-up was
 fails by that. Afterwards v therefore counts as at least `nu_floor` times the mean of
 its block.
 
-Two things close most of the gap that this leaves to dense Adam. With `precondition` the
-compressor sees the momentum in units of sqrt(v): what one sign adds to an entry is then
-as large, measured by its own step size, as what it adds to its neighbours. With
+A variance frozen for good is most of the gap that this leaves to dense Adam. With
 `refresh_every` = k each k-th step after the freeze is a dense one, and brings v up to
 date with the weight of the k steps that it stands for:
 
@@ -88,11 +86,11 @@ class ScaleByOnebitAdamState(NamedTuple):
 
 
 def is_compressed_step(
-    state: ScaleByOnebitAdamState, refresh_every: int | None
+    state: ScaleByOnebitAdamState, refresh_every: Scalar | None
 ) -> jax.Array:
     """Whether the next step sends the momentum compressed, bool[]."""
     since = _since_freeze(state)
-    if not refresh_every:
+    if refresh_every is None:
         return since >= 0
     return (since >= 0) & ((since + 1) % refresh_every != 0)
 
@@ -121,8 +119,7 @@ class OnebitAdam:
     mu_dtype: Any
     nu_dtype: Any
     nu_floor: Scalar
-    precondition: bool
-    refresh_every: int | None
+    refresh_every: Scalar | None
     error_dtype: Any
     bucket_entries: int
 
@@ -189,7 +186,7 @@ class OnebitAdam:
         """Adam, bias-corrected, on the exact mean; after the freeze, a refresh of v."""
         b1, b2, work = self.b1, self.b2, chosen.working_dtype()
         is_refresh = _since_freeze(state) >= 0
-        if self.refresh_every:
+        if self.refresh_every is not None:
             b2 = jnp.where(is_refresh, jnp.power(b2, self.refresh_every), b2)
             b2 = b2.astype(work)
         grads = axis_mean(chosen.widened(), self.axis_name)
@@ -200,7 +197,7 @@ class OnebitAdam:
         nu = [b2 * v + (1 - b2) * g * g for v, g in zip(nu, grads, strict=True)]
         count = increment(state.count)
         variances = nu
-        if self.refresh_every:
+        if self.refresh_every is not None:
             buckets = self._buckets(chosen, axis_size(self.axis_name))
             rows = [[self._raised(x) for x in bucket.pack(nu)] for bucket in buckets]
             raised = _unpack(buckets, rows, chosen.shapes())
@@ -236,20 +233,13 @@ class OnebitAdam:
         live = [tuple(rows > 0 for rows in groups) for groups in variances]
         variances = [tuple(self._raised(x) for x in groups) for groups in variances]
         last = self._last_refresh(state)
-        units = None
-        if self.precondition:
-            units = [
-                tuple(self._denominator(x, last) for x in groups)
-                for groups in variances
-            ]
         worker = own(state.worker_error.tree, self.axis_name)
         server = own(state.server_error.tree, self.axis_name)
         has_errors = self.has_feedback or self.is_packed
         errors = _as(work, chosen.read(worker)) if has_errors else []
         if self.is_packed:
             is_first = state.count == state.freeze.step
-            rows = self._decode(state.mu, live, units)
-            mu = _unpack(buckets, rows, chosen.shapes())
+            mu = _unpack(buckets, self._decode(state.mu, live), chosen.shapes())
             mu = _as(work, mu)
             mu = [jnp.where(is_first, e, m) for m, e in zip(mu, errors, strict=True)]
             errors = [jnp.where(is_first, 0, e) for e in errors]
@@ -268,7 +258,6 @@ class OnebitAdam:
             [_as(work, rows) for rows in server] if self.has_feedback else None,
             live,
             self.axis_name,
-            units,
         )
         if self.has_feedback:
             held = self._hold(chosen, reduced.worker_error, worker)
@@ -306,7 +295,7 @@ class OnebitAdam:
 
     def _last_refresh(self, state: ScaleByOnebitAdamState) -> jax.Array:
         """The step that v was last brought up to, int32[]."""
-        if not self.refresh_every:
+        if self.refresh_every is None:
             return state.freeze.step
         return state.count - _since_freeze(state) % self.refresh_every
 
@@ -318,21 +307,13 @@ class OnebitAdam:
         return jnp.where(live, jnp.maximum(rows, self.nu_floor * mean[:, None]), 0)
 
     def _decode(
-        self,
-        payloads: Any,
-        live: list[tuple[jax.Array, ...]],
-        units: list[tuple[jax.Array, ...]] | None,
+        self, payloads: Any, live: list[tuple[jax.Array, ...]]
     ) -> list[list[jax.Array]]:
         """Rows [r, w] of each bucket's groups from their payloads."""
-        rows = [
-            [self.compressor.decode(p, m) for p, m in zip(*pair, strict=True)]
-            for pair in zip(payloads, live, strict=True)
-        ]
-        if units is None:
-            return rows
+        decode = self.compressor.decode
         return [
-            [u * x for u, x in zip(*pair, strict=True)]
-            for pair in zip(units, rows, strict=True)
+            [decode(payload, mask) for payload, mask in zip(*pair, strict=True)]
+            for pair in zip(payloads, live, strict=True)
         ]
 
     def _check_packed(self, state: ScaleByOnebitAdamState) -> None:

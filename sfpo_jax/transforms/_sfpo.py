@@ -45,8 +45,7 @@ def sfpo(
     mu_dtype: Any = None,
     nu_dtype: Any = None,
     nu_floor: Scalar = 0.01,
-    precondition: bool = True,
-    refresh_every: int | None = 16,
+    refresh_every: Scalar | None = 16,
     error_dtype: Any = None,
     mask: MaskOrFn = None,
     bucket_size: str = "256MB",
@@ -62,7 +61,7 @@ def sfpo(
     Args:
       learning_rate: a number, or a schedule of the step.
       total_steps: steps of the run.
-      warmup_steps: dense steps before the variance is frozen, or "auto"; None = 15 % of
+      warmup_steps: dense steps before the variance is frozen, or "auto"; None = 12 % of
         the run.
       base_sparsity: share of entries dropped at step 0, if it began there.
       final_sparsity: share of entries dropped at the end; 0 is the published formula,
@@ -74,7 +73,7 @@ def sfpo(
         entries that matter are lost for good. Costs a residual of the gradient's size.
       compressor: what goes on the wire; None = ``compression.sign(relaxation=1.5)``.
       b1, b2, eps, weight_decay, error_feedback, mu_dtype, nu_dtype, nu_floor,
-        precondition, refresh_every, error_dtype, mask, bucket_size: as in
+        refresh_every, error_dtype, mask, bucket_size: as in
         `onebit_adam`; the defaults are those that the convergence study chose.
 
     Returns:
@@ -90,7 +89,7 @@ def sfpo(
       >>> params = {"w": jnp.ones((64, 64))}
       >>> updates, state = tx.update(params, tx.init(params), params)
       >>> int(state.onebit_adam.freeze.step)
-      150
+      120
     """
     check_at_least("total_steps", total_steps, 1, "the number of steps of the run")
     check_range("base_sparsity", base_sparsity, 0, 1, "the share dropped at first")
@@ -110,7 +109,6 @@ def sfpo(
         mu_dtype=mu_dtype,
         nu_dtype=nu_dtype,
         nu_floor=nu_floor,
-        precondition=precondition,
         refresh_every=refresh_every,
         error_dtype=error_dtype,
         mask=mask,
@@ -147,7 +145,7 @@ def sfpo(
 
 
 def _default_warmup(total_steps: Scalar) -> Any:
-    """15 % of the run, at least one step."""
+    """12 % of the run, at least one step."""
     if not isinstance(total_steps, jax.Array):
-        return max(1, round(0.15 * total_steps))
-    return jnp.maximum(jnp.round(0.15 * total_steps), 1).astype(jnp.int32)
+        return max(1, round(0.12 * total_steps))
+    return jnp.maximum(jnp.round(0.12 * total_steps), 1).astype(jnp.int32)

@@ -20,6 +20,7 @@ RESULT = Result(
     wire_bytes=[560, 20],
     parameters=80,
     freeze=None,
+    compressed=np.array([False, True, True]),
     sparsity=np.linspace(0, 1, 7, dtype=np.float32),
     step_seconds=0.1,
     start_seconds=1.0,

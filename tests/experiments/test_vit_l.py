@@ -18,7 +18,8 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from experiments import vit_l
 from experiments.progress import RunProgress
-from experiments.vit_run import DENSE, Config, prepare
+from experiments.run import DENSE
+from experiments.vit_run import Config, prepare
 from sfpo_jax.training import CheckpointError, Record, build, load_config, read_yaml
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,8 @@ import pytest
 from flax import nnx
 
 from experiments.models.vit import ViT
-from experiments.vit_run import Config, make_contender
+from experiments.run import make_contender
+from experiments.vit_run import Config
 from sfpo_jax import make_mesh, make_train_step
 from sfpo_jax.training import build
 

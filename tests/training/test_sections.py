@@ -104,8 +104,8 @@ def test_a_batch_that_does_not_divide_is_refused(
 ) -> None:
     data, parallel = Data(batch_size=batch), Parallel(microbatches=microbatches)
     with pytest.raises(ValueError, match=rf"batch_size.* {batch}: .*{remedy}"):
-        check_batch(data, parallel, devices)
+        check_batch(data.batch_size, parallel, devices)
 
 
 def test_a_batch_that_divides_passes() -> None:
-    check_batch(Data(batch_size=48), Parallel(microbatches=3), 8)
+    check_batch(48, Parallel(microbatches=3), 8)

@@ -58,7 +58,11 @@ ROWS = {
         {"learning_rate": 0.1},
         {"warmup_steps": "auto", "total_steps": 10, "b2": 0.5},
     ),
-    "sfpo": Row(sfpo.sfpo, RATED, {"total_steps": 10, "min_size": 4, **WARMUP}),
+    "sfpo": Row(
+        sfpo.sfpo,
+        RATED,
+        {"total_steps": 10, "min_size": 4, "refresh_every": 3, **WARMUP},
+    ),
     "chain": Row(chain, {"learning_rate": 0.1, "sparsity": 0.5}, {}),
 }
 EXTRA: dict[str, Any] = {"value": 1.0, "grad": None, "what else there is": "x"}

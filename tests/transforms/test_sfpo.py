@@ -36,8 +36,15 @@ def test_it_is_the_chain() -> None:
     )
     schedule = sfpo.cosine_sparsity(0.8, 20, final=0.2, begin=3)
     parts = optax.chain(
-        sfpo.sparsify(schedule, min_size=100, axis_name="data"),
-        sfpo.onebit_adam(0.01, weight_decay=0.1, warmup_steps=3, axis_name="data"),
+        sfpo.sparsify(schedule, min_size=100, error_feedback=True, axis_name="data"),
+        sfpo.onebit_adam(
+            0.01,
+            weight_decay=0.1,
+            warmup_steps=3,
+            axis_name="data",
+            compressor=sfpo.compression.sign(relaxation=1.5),
+            refresh_every=16,
+        ),
     )
     runs = [Ranks(tx, params, 2) for tx in (whole, parts)]
     for step in range(8):
