@@ -42,6 +42,30 @@ def test_no_other_scale_is_closer(x: np.ndarray, factor: float) -> None:
     assert error <= other + 2.0**-40 * np.sum(x.astype(np.float64) ** 2)
 
 
+@given(
+    hnp.arrays(np.float32, 16, elements=entries),
+    st.sampled_from([0.25, 1.5, 1.9375]),
+)
+def test_a_relaxed_scale_is_contractive_on_every_block(
+    x: np.ndarray, relaxation: float
+) -> None:
+    relaxed = compression.sign(block_size=16, relaxation=relaxation)
+    message = sent(relaxed, x).astype(np.float64)
+    plain = sent(SIGN, x).astype(np.float64)
+    np.testing.assert_allclose(message, relaxation * plain, rtol=1e-6)
+    norm = np.sum(x.astype(np.float64) ** 2)
+    gain = relaxation * (2 - relaxation) * np.sum(plain**2)
+    left = np.sum((x - message) ** 2)
+    assert left <= norm - gain + 2.0**-20 * norm
+
+
+@pytest.mark.parametrize("relaxation", [0.0, 2.0, -1.0, float("nan")])
+def test_a_scale_that_could_diverge_is_refused(relaxation: float) -> None:
+    for make in (compression.sign, lambda **k: compression.sparse_sign(0.5, **k)):
+        with pytest.raises(ValueError, match=r"`relaxation` must lie in \(0, 2\)"):
+            make(relaxation=relaxation)
+
+
 def test_dead_entries_do_not_count() -> None:
     rows = np.full((4, 16), 4, np.float32)
     live = np.zeros((4, 16), bool)

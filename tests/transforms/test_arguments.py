@@ -54,6 +54,8 @@ CASES: list[tuple[Callable[..., Any], str, Any, str]] = [
     (adam, "bucket_size", "256", "unit"),
     (adam, "bucket_size", "many MB", "with its unit"),
     (adam, "nu_floor", 1.5, "[0, 1]"),
+    (adam, "refresh_every", 1, "at least 2"),
+    (adam, "refresh_every", 2.5, "whole number"),
     (scale, "b1", 2.0, "[0, 1)"),
     (scale, "nu_dtype", "int4", "bfloat16"),
     (sfpo.sparsify, "sparsity", 1.5, "[0, 1]"),
@@ -124,6 +126,12 @@ def test_a_packed_moment_needs_a_float32_residual() -> None:
     with pytest.raises(ValueError) as error:
         adam(mu_dtype="packed", error_dtype="bfloat16")
     check(error, "error_dtype", "float32", "bfloat16", 'mu_dtype="packed"')
+
+
+def test_a_packed_moment_has_no_dense_steps() -> None:
+    with pytest.raises(ValueError) as error:
+        adam(mu_dtype="packed", refresh_every=16)
+    check(error, "refresh_every", "None", 'mu_dtype="packed"', "16")
 
 
 def test_what_is_in_range_passes() -> None:

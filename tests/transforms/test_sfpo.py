@@ -72,6 +72,8 @@ def test_the_sparsity_begins_at_the_freeze(warmup_steps: Any) -> None:
         b1=0.0,
         b2=0.8,
         compressor=sfpo.compression.identity(),
+        sparsity_feedback=False,
+        refresh_every=3,
     )
     params = jnp.ones(2000)
     state, update = tx.init(params), jax.jit(tx.update)
@@ -84,12 +86,14 @@ def test_the_sparsity_begins_at_the_freeze(warmup_steps: Any) -> None:
         _, state = update(jnp.asarray(grads), state)
         passed = int(np.count_nonzero(state.onebit_adam.mu))
         share = float(schedule(step))
-        assert passed == (2000 if step < freeze else kept_count(2000, share)), step
+        # Steps that make the variance see all of the gradient.
+        is_dense = step < freeze or (step - freeze) % 3 == 2
+        assert passed == (2000 if is_dense else kept_count(2000, share)), step
     assert int(state.onebit_adam.freeze.step) == freeze
 
 
-def test_the_warmup_is_15_percent_by_default() -> None:
-    for total, steps in ((1000, 150), (10, 2), (1, 1)):
+def test_the_warmup_is_12_percent_by_default() -> None:
+    for total, steps in ((1000, 120), (10, 1), (1, 1)):
         state: Any = sfpo.sfpo(0.1, total).init(jnp.zeros(1))
         assert int(state.onebit_adam.freeze.step) == steps
 
