@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import jax
+
 from experiments.data.text import load_stdlib
 from experiments.devices import make_run_mesh, show_cpu_devices
 from experiments.models.gpt import GPTConfig
@@ -15,6 +17,7 @@ from sfpo_jax.training import (
     Parallel,
     Sparsity,
     Train,
+    check_groups,
     text_windows,
 )
 
@@ -81,10 +84,12 @@ def prepare_text(config: TextConfig) -> Run:
         remainder="pad",
     )
     batches = -(-min(data.test_windows, test.windows) // (8 * data.batch_size))
+    task = make_text_task(config.model)
+    check_groups(config.optimizer.groups, jax.eval_shape(lambda: task.init(0)))
     return Run(
         config,
         dataset,
-        make_text_task(config.model),
+        task,
         mesh,
         make_contenders(config, mesh),
         stream=lambda: text_windows(

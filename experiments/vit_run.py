@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import jax
+
 from experiments.data.sources import held_out_batches, open_dataset, training_stream
 from experiments.devices import make_run_mesh, show_cpu_devices
 from experiments.models.vit import ViTConfig
@@ -15,6 +17,7 @@ from sfpo_jax.training import (
     Parallel,
     Sparsity,
     Train,
+    check_groups,
 )
 
 # The same network as ViT-L/16, as narrow as 5,000 small digits can use.
@@ -56,6 +59,7 @@ def prepare(config: Config) -> Run:
     dataset = open_dataset(config.data, model.image_size, model.channels)
     recompute = config.parallel.time.recompute == "full"
     task = make_task(config.model, dataset, recompute=recompute)
+    check_groups(config.optimizer.groups, jax.eval_shape(lambda: task.init(0)))
     mesh = make_run_mesh(config.parallel, config.data.batch_size)
     data = config.data
     return Run(

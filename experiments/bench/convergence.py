@@ -141,7 +141,9 @@ class Results:
 
     def __init__(self, path: Path, bases: Mapping[str, Any]) -> None:
         self._path = path
-        self._configs = {k: dataclasses.asdict(v) for k, v in bases.items()}
+        # As JSON holds them, to be compared with those of the file.
+        configs = {k: dataclasses.asdict(v) for k, v in bases.items()}
+        self._configs = json.loads(json.dumps(configs))
         self.outcomes: list[Outcome] = []
         if not path.exists():
             return
@@ -210,9 +212,9 @@ class Study:
                     self._run(name, changes, best[name], longer, seed)
         for seed in range(SEARCH_SEED + 1, SEARCH_SEED + 1 + ablation_seeds):
             for name, change in ablations.items():
-                is_factor = isinstance(change, float)
-                steps = round(change * self._steps) if is_factor else self._steps
-                changes = {} if is_factor else change
+                is_change = isinstance(change, Mapping)
+                changes = change if is_change else {}
+                steps = self._steps if is_change else round(change * self._steps)
                 self._run(f"SFPO: {name}", changes, best["SFPO"], steps, seed)
 
     def _search(self, name: str, changes: Changes) -> float:

@@ -124,16 +124,47 @@ def _build(
         if name not in values:
             if base is not None:
                 kwargs[name] = old
+        elif typing.get_origin(hint) is tuple:
+            kwargs[name] = _listed(f"{prefix}{name}", values[name], hint)
         elif dataclasses.is_dataclass(hint):
             kwargs[name] = _build(
                 typing.cast(Any, hint), values[name], old, f"{prefix}{name}.", known
             )
         else:
             kwargs[name] = _typed(f"{prefix}{name}", values[name], hint, old)
+    if missing := [
+        field.name
+        for field in dataclasses.fields(typing.cast(Any, cls))
+        if field.name not in kwargs
+        and field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+    ]:
+        raise ConfigError(f"`{prefix}{missing[0]}` is missing: it has no default")
     try:
         return cls(**kwargs)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def _listed(key: str, value: Any, hint: Any) -> tuple[Any, ...]:
+    """A list of sections as the tuple `hint`, each named by its place."""
+    cls = typing.get_args(hint)[0]
+    inside = dotted_keys(cls)
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(
+            f"`{key}` must be a list of sections, got {value!r}: write it in a file, "
+            f"each with {', '.join(inside)}"
+        )
+    return tuple(
+        _build(
+            cls,
+            values,
+            None,
+            f"{key}[{place}].",
+            [f"{key}[{place}].{name}" for name in inside],
+        )
+        for place, values in enumerate(value)
+    )
 
 
 def _typed(key: str, value: Any, hint: Any, example: Any = None) -> Any:

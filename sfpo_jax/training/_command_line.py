@@ -128,7 +128,7 @@ def _print_help(defaults: Any, prog: str, description: str) -> None:
         args=["--help"],
         prog=prog,
         description=f"{description} --config FILE reads a YAML file first; an option "
-        "wins over the file.",
+        "wins over the file. Lists (optimizer.groups) are written in the file.",
         default=defaults,
         use_underscores=True,
         config=(tyro.conf.FlagConversionOff,),

@@ -1,14 +1,15 @@
 """From sections of the configuration to an Optax optimizer."""
 
+import functools
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 
 from sfpo_jax import compression
 from sfpo_jax.collectives import AxisName
 from sfpo_jax.schedules import cosine_sparsity
+from sfpo_jax.training._groups import decayed, scale_by_groups
 from sfpo_jax.training._layout_sections import Communication, Compression, Memory
 from sfpo_jax.training._sections import Optimizer, Sparsity
 from sfpo_jax.transforms import (
@@ -113,7 +114,7 @@ def make_dense_optimizer(
       steps: steps of the run.
       mu_dtype: dtype of the first moment; None = float32.
     """
-    adamw = _adamw(optimizer, steps, mu_dtype)
+    adamw = _in_groups(_adamw(optimizer, steps, mu_dtype), optimizer)
     if optimizer.clip_norm == "none":
         return adamw
     return optax.chain(optax.clip_by_global_norm(optimizer.clip_norm), adamw)
@@ -160,7 +161,7 @@ def make_optimizer(
             "b2": optimizer.b2,
             "eps": optimizer.eps,
             "weight_decay": optimizer.weight_decay,
-            "mask": matrices,
+            "mask": functools.partial(decayed, optimizer.groups),
             "mu_dtype": mu_dtype,
             "nu_dtype": memory.nu_dtype,
             "compressor": _compressor(communication),
@@ -170,15 +171,20 @@ def make_optimizer(
     else:
         mean = compressed_mean(_compressor(communication), axis_name, **shared)
         reduced = optax.chain(mean, _adamw(optimizer, steps, mu_dtype))
+    reduced = _in_groups(reduced, optimizer)
     if optimizer.clip_norm == "none":
         return reduced
     clip = clip_by_global_norm(optimizer.clip_norm, axis_name=axis_name)
     return optax.chain(clip, reduced)
 
 
-def matrices(params: Any) -> Any:
-    """True for the leaves to decay: those of two or more axes."""
-    return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
+def _in_groups(
+    tx: optax.GradientTransformation, optimizer: Optimizer
+) -> optax.GradientTransformation:
+    """`tx` with the rates of the groups; itself where there are none."""
+    return (
+        optax.chain(tx, scale_by_groups(optimizer.groups)) if optimizer.groups else tx
+    )
 
 
 def _adamw(
@@ -191,7 +197,7 @@ def _adamw(
         eps=optimizer.eps,
         mu_dtype=mu_dtype,
         weight_decay=optimizer.weight_decay,
-        mask=matrices,
+        mask=functools.partial(decayed, optimizer.groups),
     )
 
 

@@ -11,6 +11,7 @@ import dataclasses
 from typing import Literal
 
 from sfpo_jax._validate import check_at_least, check_range
+from sfpo_jax.training._groups import Group
 from sfpo_jax.training._layout_sections import Parallel
 
 
@@ -84,6 +85,8 @@ class Optimizer:
     """Decoupled decay of the weight matrices; vectors are not decayed."""
     clip_norm: float | Literal["none"] = "none"
     """Largest norm of the gradient that passes unscaled."""
+    groups: tuple[Group, ...] = ()
+    """Parameters with a rate or decay of their own; the first that matches counts."""
 
     def __post_init__(self) -> None:
         check_range(
