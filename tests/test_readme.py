@@ -33,7 +33,9 @@ def test_an_example_runs(source: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/convergence.md", "docs/training.md"]
+)
 def test_its_figures_are_those_of_their_file(page: str) -> None:
     included = INCLUDED.findall((ROOT / page).read_text(encoding="utf-8"))
     assert included, f"{page} includes no results"

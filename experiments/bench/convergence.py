@@ -6,7 +6,7 @@ Two tasks: a Vision Transformer on 5,000 real digits, a small GPT on the sources
 Python's standard library. Each contender searches the same learning rates on seed 0,
 then runs the same other seeds at its own best rate, so that no seed that chose a rate
 is reported, and each run has its dense twin: same seed, parameters and data. Writes a
-JSON file after every run and goes on where it was stopped; from it a table and a
+JSON file after every run and goes on where it was stopped; from it tables and a
 picture.
 """
 
@@ -24,7 +24,12 @@ import numpy as np
 import optax
 from rich.console import Console
 
-from experiments.bench.convergence_report import markdown, save_picture, summarize
+from experiments.bench.convergence_report import (
+    markdown,
+    overview,
+    save_picture,
+    summarize,
+)
 from experiments.contender import Contender
 from experiments.run import Run, Sections
 from experiments.run_log import Course
@@ -110,7 +115,7 @@ class Options:
     ablation_seeds: int = 3
     """Runs of each ablation; 0 leaves them out."""
     out: str = "docs/results/convergence.json"
-    """The file of results; the table and the picture lie beside it."""
+    """The file of results; tables and picture lie beside it."""
 
     def __post_init__(self) -> None:
         for name in ("image_steps", "text_steps"):
@@ -313,6 +318,8 @@ def main(argv: Sequence[str], tasks: Mapping[str, StudyTask] = TASKS) -> int:
     summaries = summarize(results.outcomes)
     text = markdown(summaries)
     out.with_suffix(".md").write_text(text, encoding="utf-8")
+    brief = out.with_name(f"{out.stem}_overview.md")
+    brief.write_text(overview(summaries), encoding="utf-8")
     save_picture(out.with_suffix(".png"), summaries)
     console.print(text, highlight=False, markup=False, soft_wrap=True)
     return 0

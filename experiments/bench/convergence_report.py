@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -147,6 +147,51 @@ def markdown(summaries: Sequence[Summary]) -> str:
         "for each parameter in a compressed step, and in the mean over the run."
     )
     return "\n\n".join(parts) + "\n"
+
+
+def overview(summaries: Sequence[Summary]) -> str:
+    """One table of what was run on every task, for a reader in a hurry."""
+    tasks = list(dict.fromkeys(s.task for s in summaries))
+    first = {task: next(s for s in summaries if s.task == task) for task in tasks}
+    heads = [f"{task}: {_measure(task)[0]}" for task in tasks]
+    lines = [
+        f"| | {' | '.join(heads)} | bits/param | over the run |",
+        f"| :-- |{' --: |' * (len(tasks) + 2)}",
+    ]
+    for name in dict.fromkeys(label(s) for s in summaries):
+        found = {s.task: s for s in summaries if label(s) == name}
+        if set(found) != set(tasks) or name.startswith("SFPO: "):
+            continue
+        cells = [
+            f"{_measure(task)[2](found[task])}"
+            if found[task] is first[task]
+            else _measure(task)[1](found[task])
+            for task in tasks
+        ]
+        bits = max(s.bits for s in found.values())
+        mean_bits = max(s.mean_bits for s in found.values())
+        lines.append(f"| {name} | {' | '.join(cells)} | {bits:.1f} | {mean_bits:.1f} |")
+    seeds = ", ".join(f"{first[task].seeds} on {task}" for task in tasks)
+    lines += [
+        "",
+        f"Test results over paired seeds ({seeds}) with the 95 % interval of the mean, "
+        "each contender at its own best learning rate. Bits a parameter: what a device "
+        "sends in a compressed step, and in the mean over all steps.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _measure(
+    task: str,
+) -> tuple[str, Callable[[Summary], str], Callable[[Summary], str]]:
+    """What counts in a task: its name, against the reference, and of the reference."""
+    if task == "image":
+        return (
+            "accuracy, points",
+            lambda s: _signed(s.gap),
+            lambda s: f"{100 * s.accuracy:.2f} %",
+        )
+    return "loss, ratio", lambda s: _ratio(s.ratio), lambda s: f"{s.loss:.4f}"
 
 
 def save_picture(path: Path, summaries: Sequence[Summary]) -> None:

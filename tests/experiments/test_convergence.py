@@ -108,6 +108,10 @@ def test_the_search_chooses_a_rate_and_other_seeds_report_it(
     # Of 20 steps 2 are dense: 56 bits in them, 2 in the others.
     assert "| 10% | 2.00 | 7.4 |" in text
     assert "2 paired seeds" in text
+    brief = out.with_name("study_overview.md").read_text()
+    # 1.1 + seed against 1.0 + seed.
+    assert "| dense AdamW | 2.5000 | 56.0 | 56.0 |" in brief
+    assert "| SFPO, +15 % steps | 1.042 [" in brief
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
     # Everything is known: the same command makes no run.
