@@ -313,16 +313,24 @@ def main(argv: Sequence[str], tasks: Mapping[str, StudyTask] = TASKS) -> int:
                 CONTENDERS, EXTENDED, ABLATIONS, options.seeds, options.ablation_seeds
             )
     except KeyboardInterrupt:
+        _report(results, out, console)
         console.print(f"stopped; the same command goes on from {out}")
         return 130
+    _report(results, out, console)
+    return 0
+
+
+def _report(results: Results, out: Path, console: Console) -> None:
+    """Writes and shows what is known so far, if it is enough to compare."""
     summaries = summarize(results.outcomes)
+    if not summaries:
+        return
     text = markdown(summaries)
     out.with_suffix(".md").write_text(text, encoding="utf-8")
     brief = out.with_name(f"{out.stem}_overview.md")
     brief.write_text(overview(summaries), encoding="utf-8")
     save_picture(out.with_suffix(".png"), summaries)
     console.print(text, highlight=False, markup=False, soft_wrap=True)
-    return 0
 
 
 def _sparsify(config: Sections) -> Contender:
