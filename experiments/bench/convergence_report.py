@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,24 +150,19 @@ def markdown(summaries: Sequence[Summary]) -> str:
 
 
 def overview(summaries: Sequence[Summary]) -> str:
-    """One table of what was run on every task, for a reader in a hurry."""
+    """One table of all contenders and tasks, for a reader in a hurry."""
     tasks = list(dict.fromkeys(s.task for s in summaries))
     first = {task: next(s for s in summaries if s.task == task) for task in tasks}
-    heads = [f"{task}: {_measure(task)[0]}" for task in tasks]
+    heads = ["image: accuracy, points" if t == "image" else f"{t}: loss" for t in tasks]
     lines = [
         f"| | {' | '.join(heads)} | bits/param | over the run |",
         f"| :-- |{' --: |' * (len(tasks) + 2)}",
     ]
     for name in dict.fromkeys(label(s) for s in summaries):
-        found = {s.task: s for s in summaries if label(s) == name}
-        if set(found) != set(tasks) or name.startswith("SFPO: "):
+        if name.startswith("SFPO: "):
             continue
-        cells = [
-            f"{_measure(task)[2](found[task])}"
-            if found[task] is first[task]
-            else _measure(task)[1](found[task])
-            for task in tasks
-        ]
+        found = {s.task: s for s in summaries if label(s) == name}
+        cells = [_cell(found.get(task), first[task]) for task in tasks]
         bits = max(s.bits for s in found.values())
         mean_bits = max(s.mean_bits for s in found.values())
         lines.append(f"| {name} | {' | '.join(cells)} | {bits:.1f} | {mean_bits:.1f} |")
@@ -181,17 +176,14 @@ def overview(summaries: Sequence[Summary]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _measure(
-    task: str,
-) -> tuple[str, Callable[[Summary], str], Callable[[Summary], str]]:
-    """What counts in a task: its name, against the reference, and of the reference."""
-    if task == "image":
-        return (
-            "accuracy, points",
-            lambda s: _signed(s.gap),
-            lambda s: f"{100 * s.accuracy:.2f} %",
-        )
-    return "loss, ratio", lambda s: _ratio(s.ratio), lambda s: f"{s.loss:.4f}"
+def _cell(summary: Summary | None, reference: Summary) -> str:
+    """What counts in a task: accuracy of images, otherwise the loss."""
+    if summary is None:
+        return "not run"
+    is_image = summary.task == "image"
+    if summary is reference:
+        return f"{100 * summary.accuracy:.2f} %" if is_image else f"{summary.loss:.4f}"
+    return _signed(summary.gap) if is_image else "x " + _ratio(summary.ratio)
 
 
 def save_picture(path: Path, summaries: Sequence[Summary]) -> None:

@@ -183,7 +183,7 @@ def test_a_stopped_run_goes_on_from_its_folder(
 
     # All is done: nothing is trained, whichever way it is asked for.
     with monkeypatch.context() as patch:
-        patch.setattr("experiments.vit_run.run_contender", None)
+        patch.setattr("experiments.run.run_contender", None)
         assert vit_l.main([*tiny, f"--train.folder={folder}"]) == 0
     assert records(folder)[-1] == found[-1] | {"step": 12}
 
@@ -197,7 +197,7 @@ def test_what_ends_a_run_is_said_in_one_line(
     def fail(*arguments: object, **named: object) -> None:
         raise CheckpointError("the checkpoint of step 3 cannot be written")
 
-    monkeypatch.setattr("experiments.vit_run.run_contender", fail)
+    monkeypatch.setattr("experiments.run.run_contender", fail)
     assert vit_l.main(tiny) == 1
     assert capsys.readouterr().err == (
         f"{vit_l.PROGRAM}: the checkpoint of step 3 cannot be written\n"
@@ -235,7 +235,7 @@ def test_ctrl_c_leaves_what_was_measured(
     def interrupt(*arguments: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("experiments.vit_run.run_contender", interrupt)
+    monkeypatch.setattr("experiments.run.run_contender", interrupt)
     assert vit_l.main(tiny) == 130
     folder = only_run(tmp_path)
     assert (folder / "config.yaml").exists()
