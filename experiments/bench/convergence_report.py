@@ -116,6 +116,11 @@ def label(summary: Summary) -> str:
     return summary.contender + (f", +{more} % steps" if more and not is_named else "")
 
 
+def _fewer(summary: Summary, reference: Summary) -> str:
+    """Says where a row stands on other seeds than the reference does."""
+    return "" if summary.seeds == reference.seeds else f" ({summary.seeds} seeds)"
+
+
 def markdown(summaries: Sequence[Summary]) -> str:
     """A table for each task; its first row is the reference."""
     parts = []
@@ -131,8 +136,9 @@ def markdown(summaries: Sequence[Summary]) -> str:
             gap = "" if is_reference else _signed(s.gap)
             ratio = "" if is_reference else _ratio(s.ratio)
             lines.append(
-                f"| {label(s)} | {s.rate:g} | {100 * s.accuracy:.2f} | {gap} "
-                f"| {s.loss:.4f} | {ratio} | {s.sparsity:.0%} | {s.dense_share:.0%} "
+                f"| {label(s)}{_fewer(s, mine[0])} | {s.rate:g} "
+                f"| {100 * s.accuracy:.2f} | {gap} | {s.loss:.4f} | {ratio} "
+                f"| {s.sparsity:.0%} | {s.dense_share:.0%} "
                 f"| {s.bits:.2f} | {s.mean_bits:.1f} |"
             )
         parts.append(
@@ -165,7 +171,10 @@ def overview(summaries: Sequence[Summary]) -> str:
         cells = [_cell(found.get(task), first[task]) for task in tasks]
         bits = max(s.bits for s in found.values())
         mean_bits = max(s.mean_bits for s in found.values())
-        lines.append(f"| {name} | {' | '.join(cells)} | {bits:.1f} | {mean_bits:.1f} |")
+        fewer = "".join({_fewer(s, first[task]) for task, s in found.items()})
+        lines.append(
+            f"| {name}{fewer} | {' | '.join(cells)} | {bits:.1f} | {mean_bits:.1f} |"
+        )
     seeds = ", ".join(f"{first[task].seeds} on {task}" for task in tasks)
     lines += [
         "",
