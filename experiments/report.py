@@ -86,7 +86,7 @@ def markdown(
         f"{jax.device_count()} {jax.devices()[0].device_kind} devices; JAX "
         f"{jax.__version__}, Python {platform.python_version()}.",
         "Sent/step: what one device sends, all collectives of the compiled program "
-        "included, in a compressed step where there are some; mean: over all "
+        "included, in a compressed step where there are some; mean: bits over all "
         "steps of the run. The time of a step is the "
         "median over the second half of the run, on this machine. The train loss is "
         "the mean over the last twentieth of the steps; metrics.jsonl holds every "
