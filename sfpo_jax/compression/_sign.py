@@ -79,7 +79,7 @@ def check_relaxation(relaxation: float) -> None:
         relaxation,
         0.0,
         2.0,
-        "the factor on the scale, and outside error feedback could diverge",
+        "the factor on the scale, and from 2 on the error would not shrink",
         open_low=True,
         open_high=True,
     )

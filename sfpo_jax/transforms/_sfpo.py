@@ -73,8 +73,8 @@ def sfpo(
         entries that matter are lost for good. Costs a residual of the gradient's size.
       compressor: what goes on the wire; None = ``compression.sign(relaxation=1.5)``.
       b1, b2, eps, weight_decay, error_feedback, mu_dtype, nu_dtype, nu_floor,
-        refresh_every, error_dtype, mask, bucket_size: as in
-        `onebit_adam`; the defaults are those that the convergence study chose.
+        refresh_every, error_dtype, mask, bucket_size: as in `onebit_adam`. A packed
+        `mu_dtype` needs `refresh_every=None`.
 
     Returns:
       The transformation.
