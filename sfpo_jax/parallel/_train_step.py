@@ -80,28 +80,62 @@ class TrainStep:
         Raises:
           ValueError: `key` or `model_state` missing, or given and not asked for.
         """
+        shapes = self.init_shapes(params, key, model_state)
+        shardings = jax.tree.map(lambda x: x.sharding, shapes)
+        create = jax.jit(self._create, out_shardings=shardings)
+        with jax.set_mesh(self.mesh):
+            return create(params, key, model_state)
+
+    def init_shapes(
+        self, params: Any, key: Any = None, model_state: Any = None
+    ) -> TrainState:
+        """What `init` would return, as ShapeDtypeStructs with their shardings.
+
+        Arguments, of which only shapes are read, and errors are those of `init`. The
+        devices of the mesh need not exist: this is how a step is planned.
+        """
         _check_given("key", key, self._has_key)
         _check_given("model_state", model_state, self._has_model_state)
         if self._reduces is None:
             self._reduces = reduced_axes(self._tx, params, self.mesh, self.batch_axes)
-
-        def create(params: Any, key: Any, model_state: Any) -> TrainState:
-            copy = jax.tree.map(jnp.copy, (params, key, model_state))
-            return TrainState(
-                params=copy[0],
-                opt_state=self._tx.init(params),
-                step=jnp.int32(0),
-                model_state=copy[2],
-                key=copy[1],
-                skipped=jnp.int32(0),
-            )
-
         with jax.set_mesh(self.mesh):
-            shapes = jax.eval_shape(create, params, key, model_state)
-            shardings = jax.tree.map(
-                lambda spec: NamedSharding(self.mesh, spec), self._specs(shapes)
-            )
-            return jax.jit(create, out_shardings=shardings)(params, key, model_state)
+            shapes = jax.eval_shape(self._create, params, key, model_state)
+        return jax.tree.map(
+            lambda x, spec: jax.ShapeDtypeStruct(
+                x.shape, x.dtype, sharding=NamedSharding(self.mesh, spec)
+            ),
+            shapes,
+            self._specs(shapes),
+        )
+
+    def lower(self, state: Any, batch: Any) -> Any:
+        """The step lowered for arguments of these shapes, as `jax.jit` has it.
+
+        Args:
+          state: from `init` or `init_shapes`.
+          batch: arrays or ShapeDtypeStructs, led by the global batch axis.
+
+        Raises:
+          ValueError: a batch that the ranks and microbatches do not divide.
+        """
+        self._check_batch(batch)
+        sharding = NamedSharding(self.mesh, self._batch_spec())
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype, sharding=sharding),
+            batch,
+        )
+        return self._jitted.lower(jax.tree.map(_shape_of, state), shapes)
+
+    def _create(self, params: Any, key: Any, model_state: Any) -> TrainState:
+        copy = jax.tree.map(jnp.copy, (params, key, model_state))
+        return TrainState(
+            params=copy[0],
+            opt_state=self._tx.init(params),
+            step=jnp.int32(0),
+            model_state=copy[2],
+            key=copy[1],
+            skipped=jnp.int32(0),
+        )
 
     def __call__(
         self, state: TrainState, batch: Any
@@ -124,6 +158,10 @@ class TrainStep:
 
     def shard_batch(self, batch: Any) -> Any:
         """Puts a batch where the step wants it, split along the leading axis."""
+        self._check_batch(batch)
+        return jax.device_put(batch, NamedSharding(self.mesh, self._batch_spec()))
+
+    def _check_batch(self, batch: Any) -> None:
         parts = self._ranks * self._microbatches
         for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
             if jnp.ndim(leaf) == 0 or jnp.shape(leaf)[0] % parts:
@@ -133,12 +171,10 @@ class TrainStep:
                     f"{self._microbatches} microbatches): make its leading axis a "
                     f"multiple of {parts}."
                 )
-        return jax.device_put(batch, NamedSharding(self.mesh, self._batch_spec()))
 
     def compiled_text(self, state: TrainState, batch: Any) -> str:
         """The optimised HLO of the step for arguments of these shapes."""
-        shapes = jax.tree.map(_shape_of, (state, self.shard_batch(batch)))
-        return self._jitted.lower(*shapes).compile().as_text() or ""
+        return self.lower(state, batch).compile().as_text() or ""
 
     def transfers(
         self, state: TrainState, batch: Any, phase: str | None = None

@@ -223,3 +223,17 @@ def test_bad_arguments(onebit: Any) -> None:
         "`loss_fn`",
         'aux["model_state"]',
     )
+
+
+def test_shapes_alone_tell_the_state_and_lower_the_step(onebit: Any) -> None:
+    shapes = onebit.init_shapes({"w": jax.ShapeDtypeStruct((40,), jnp.float32)})
+    state = onebit.init({"w": jnp.ones(40)})
+    for told, made in zip(jax.tree.leaves(shapes), jax.tree.leaves(state), strict=True):
+        assert (told.shape, told.dtype) == (made.shape, made.dtype)
+        assert told.sharding.is_equivalent_to(made.sharding, made.ndim)
+    batch = {"x": jax.ShapeDtypeStruct((16, 40), jnp.float32)}
+    assert onebit.lower(shapes, batch).as_text() == (
+        onebit._jitted.lower(state, onebit.shard_batch(batch_of(0))).as_text()
+    )
+    with pytest.raises(ValueError, match="a multiple of 8"):
+        onebit.lower(shapes, {"x": jax.ShapeDtypeStruct((12, 40), jnp.float32)})
