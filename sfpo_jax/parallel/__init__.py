@@ -1,6 +1,6 @@
 """Meshes and training steps."""
 
 from sfpo_jax.parallel._mesh import make_mesh as make_mesh
-from sfpo_jax.parallel._train_step import TrainState as TrainState
+from sfpo_jax.parallel._step import TrainState as TrainState
 from sfpo_jax.parallel._train_step import TrainStep as TrainStep
 from sfpo_jax.parallel._train_step import make_train_step as make_train_step

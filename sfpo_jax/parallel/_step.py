@@ -1,0 +1,258 @@
+"""What all training steps share: state, donation, sharding, and questions to them."""
+
+import abc
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from sfpo_jax.collectives import Transfer, axis_mean, transfers, wire_bytes
+from sfpo_jax.transforms import COMPRESSED_SCOPE, WARMUP_SCOPE
+
+_PHASES = {"warmup": WARMUP_SCOPE, "compressed": COMPRESSED_SCOPE}
+Axes = tuple[str, ...]
+
+
+class TrainState(NamedTuple):
+    """All that a step reads and writes; donated to it."""
+
+    params: Any  # replicated, or sharded where the step says so
+    opt_state: Any  # residuals one to a rank; the rest as the parameters
+    step: jax.Array  # int32[], steps taken, skipped ones included
+    model_state: Any  # e.g. batch statistics, replicated; None without
+    key: jax.Array | None  # the run's random key, replicated; never changes
+    skipped: jax.Array  # int32[], steps whose gradient was not finite
+
+
+class Step(abc.ABC):
+    """A training step over the `node` and `data` axes of a mesh, compiled once.
+
+    A kind of step says how its state is made and sharded, and what one rank does; this
+    class places, donates, lowers and counts.
+    """
+
+    mesh: Mesh
+    batch_axes: Axes
+
+    def __init__(self, mesh: Mesh, *, has_key: bool, microbatches: int) -> None:
+        self.mesh = mesh
+        self.batch_axes = tuple(name for name in mesh.axis_names if name != "op")
+        self._has_key = has_key
+        self._microbatches = microbatches
+        self._ranks = math.prod(mesh.shape[name] for name in self.batch_axes)
+        self._jitted = jax.jit(self._sharded_step, donate_argnums=0)
+
+    @abc.abstractmethod
+    def _creation(
+        self, params: Any, key: Any, model_state: Any
+    ) -> tuple[Callable[..., TrainState], TrainState]:
+        """A function from these arguments to the first state, and what it returns.
+
+        Of the arguments only shapes are read. Runs under `jax.set_mesh`; the second is
+        of ShapeDtypeStructs without shardings.
+        """
+
+    @abc.abstractmethod
+    def _specs(self, state: Any) -> TrainState:
+        """PartitionSpecs of a state, of which only shapes are read."""
+
+    @abc.abstractmethod
+    def _local_step(self, state: TrainState, batch: Any) -> Any:
+        """(state, metrics) of one rank, inside `shard_map`."""
+
+    def init(
+        self, params: Any, key: jax.Array | None = None, model_state: Any = None
+    ) -> TrainState:
+        """The state before the first step, sharded as the step keeps it.
+
+        Args:
+          params: a pytree of arrays; copied, never donated.
+          key: the run's random key, with `has_key`.
+          model_state: with `has_model_state`, e.g. batch statistics.
+
+        Raises:
+          ValueError: `key` or `model_state` missing, or given and not asked for.
+        """
+        create, shapes = self._created(params, key, model_state)
+        shardings = jax.tree.map(lambda x: x.sharding, shapes)
+        with jax.set_mesh(self.mesh):
+            create = jax.jit(create, out_shardings=shardings)
+            return create(params, key, model_state)
+
+    def init_shapes(
+        self, params: Any, key: Any = None, model_state: Any = None
+    ) -> TrainState:
+        """What `init` would return, as ShapeDtypeStructs with their shardings.
+
+        Arguments, of which only shapes are read, and errors are those of `init`. The
+        devices of the mesh need not exist: this is how a step is planned.
+        """
+        return self._created(params, key, model_state)[1]
+
+    def _created(
+        self, params: Any, key: Any, model_state: Any
+    ) -> tuple[Callable[..., TrainState], TrainState]:
+        check_given("key", key, self._has_key)
+        with jax.set_mesh(self.mesh):
+            create, shapes = self._creation(params, key, model_state)
+        shapes = jax.tree.map(
+            lambda x, spec: jax.ShapeDtypeStruct(
+                x.shape, x.dtype, sharding=NamedSharding(self.mesh, spec)
+            ),
+            shapes,
+            self._specs(shapes),
+        )
+        return create, shapes
+
+    def __call__(
+        self, state: TrainState, batch: Any
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        """One step.
+
+        Args:
+          state: from `init` or the step before; its buffers are reused.
+          batch: a pytree of arrays led by the global batch axis.
+
+        Returns:
+          The new state and metrics, float32 scalars but for `skipped`: `loss` (mean
+          over ranks), `grad_norm` (see `clip_by_global_norm`), `skipped` (steps so far
+          whose gradient was not finite, int32) and the scalars of the loss' aux.
+
+        Raises:
+          ValueError: a batch that the ranks and microbatches do not divide.
+        """
+        return self._jitted(state, self.shard_batch(batch))
+
+    def shard_batch(self, batch: Any) -> Any:
+        """Puts a batch where the step wants it, split along the leading axis."""
+        self._check_batch(batch)
+        return jax.device_put(batch, NamedSharding(self.mesh, self._batch_spec()))
+
+    def lower(self, state: Any, batch: Any) -> Any:
+        """The step lowered for arguments of these shapes, as `jax.jit` has it.
+
+        Args:
+          state: from `init` or `init_shapes`.
+          batch: arrays or ShapeDtypeStructs, led by the global batch axis.
+
+        Raises:
+          ValueError: a batch that the ranks and microbatches do not divide.
+        """
+        self._check_batch(batch)
+        sharding = NamedSharding(self.mesh, self._batch_spec())
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype, sharding=sharding),
+            batch,
+        )
+        return self._jitted.lower(jax.tree.map(_shape_of, state), shapes)
+
+    def compiled_text(self, state: TrainState, batch: Any) -> str:
+        """The optimised HLO of the step for arguments of these shapes."""
+        return self.lower(state, batch).compile().as_text() or ""
+
+    def transfers(
+        self, state: TrainState, batch: Any, phase: str | None = None
+    ) -> list[Transfer]:
+        """The collectives one step runs, from the compiled program.
+
+        Args:
+          state: a state, only its shapes are read.
+          batch: a batch, only its shapes are read.
+          phase: "warmup" or "compressed", of a transformation that has these; None for
+            the larger of them.
+
+        Raises:
+          ValueError: an unknown phase.
+        """
+        if phase is not None and phase not in _PHASES:
+            raise ValueError(
+                f"`phase` must be one of {', '.join(_PHASES)} or None, got {phase!r}."
+            )
+        scope = _PHASES[phase] if phase else None
+        text = self.compiled_text(state, batch)
+        return transfers(text, dict(self.mesh.shape), scope, tuple(_PHASES.values()))
+
+    def wire_bytes(
+        self, state: TrainState, batch: Any, phase: str | None = None
+    ) -> dict[str, int]:
+        """Bytes one device sends in a step, by mesh axis, from the compiled program.
+
+        Arguments and errors are those of `transfers`.
+        """
+        return wire_bytes(self.transfers(state, batch, phase))
+
+    def _check_batch(self, batch: Any) -> None:
+        parts = self._ranks * self._microbatches
+        for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+            if jnp.ndim(leaf) == 0 or jnp.shape(leaf)[0] % parts:
+                raise ValueError(
+                    f"`batch`{jax.tree_util.keystr(path)} of shape {jnp.shape(leaf)} "
+                    f"cannot be split into {parts} parts ({self._ranks} ranks x "
+                    f"{self._microbatches} microbatches): make its leading axis a "
+                    f"multiple of {parts}."
+                )
+
+    def _batch_spec(self) -> PartitionSpec:
+        return PartitionSpec(self.batch_axes)
+
+    def _sharded_step(self, state: TrainState, batch: Any) -> Any:
+        specs = self._specs(state)
+        return jax.shard_map(
+            self._local_step,
+            mesh=self.mesh,
+            in_specs=(specs, self._batch_spec()),
+            out_specs=(specs, PartitionSpec()),
+            # With the checks on, differentiating replicated parameters would insert
+            # the dense all-reduce by itself.
+            check_vma=False,
+        )(state, batch)
+
+    def _step_key(self, state: TrainState) -> jax.Array | None:
+        """This rank's key of this step."""
+        if state.key is None:
+            return None
+        key = jax.random.fold_in(state.key, state.step)
+        return jax.random.fold_in(key, lax.axis_index(self.batch_axes))
+
+    def _wide(self, axes: Axes) -> Axes:
+        """Those of `axes` that have more than one rank."""
+        return tuple(axis for axis in axes if self.mesh.shape[axis] > 1)
+
+
+def next_step(step: jax.Array) -> jax.Array:
+    """step + 1, staying at the largest int32."""
+    return jnp.asarray(optax.safe_increment(step))
+
+
+def check_given(name: str, value: Any, is_wanted: bool) -> None:
+    """Raises ValueError where an argument of `init` is missing or not used."""
+    if is_wanted and value is None:
+        raise ValueError(
+            f"`{name}` is missing: the step was made with has_{name}=True."
+        )
+    if not is_wanted and value is not None:
+        raise ValueError(f"`{name}` is not used: make the step with has_{name}=True.")
+
+
+def choose(condition: jax.Array, new: Any, old: Any) -> Any:
+    """`new` where the condition holds, else `old`, leaf by leaf."""
+    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
+
+
+def average(tree: Any, axes: Axes) -> Any:
+    """Means of the floating leaves over the ranks; the others as they are."""
+    leaves, treedef = jax.tree.flatten(tree)
+    places = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
+    means = axis_mean([leaves[i] for i in places], axes)
+    for place, mean in zip(places, means, strict=True):
+        leaves[place] = mean
+    return treedef.unflatten(leaves)
+
+
+def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
