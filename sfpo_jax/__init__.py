@@ -1,8 +1,11 @@
 """sfpo_jax: models that do not fit, and networks too slow for their gradients."""
 
 from sfpo_jax import compression as compression
+from sfpo_jax.parallel import LayeredModel as LayeredModel
+from sfpo_jax.parallel import make_layered_train_step as make_layered_train_step
 from sfpo_jax.parallel import make_mesh as make_mesh
 from sfpo_jax.parallel import make_train_step as make_train_step
+from sfpo_jax.parallel import stack_layers as stack_layers
 from sfpo_jax.schedules import cosine_sparsity as cosine_sparsity
 from sfpo_jax.transforms import clip_by_global_norm as clip_by_global_norm
 from sfpo_jax.transforms import compressed_mean as compressed_mean

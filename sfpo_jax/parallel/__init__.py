@@ -1,5 +1,11 @@
 """Meshes and training steps."""
 
+from sfpo_jax.parallel._layered_model import LayeredModel as LayeredModel
+from sfpo_jax.parallel._layered_model import stack_layers as stack_layers
+from sfpo_jax.parallel._layered_step import LayeredTrainStep as LayeredTrainStep
+from sfpo_jax.parallel._layered_step import (
+    make_layered_train_step as make_layered_train_step,
+)
 from sfpo_jax.parallel._mesh import make_mesh as make_mesh
 from sfpo_jax.parallel._step import TrainState as TrainState
 from sfpo_jax.parallel._train_step import TrainStep as TrainStep

@@ -1,0 +1,273 @@
+"""Forward and backward through a stack of layers, one layer's gradient at a time.
+
+What the backward pass needs of a layer is saved by the forward pass, but for the
+layer's own weights: these are read again, which is what lets them be updated, or be
+gathered from other devices, while the pass goes on.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Recompute = str | Sequence[str]
+# (stack, layer number) -> the weights of one layer.
+Fetch = Callable[[Any, jax.Array], Any]
+# (layer number, weights, gradient, carry) -> carry.
+Consume = Callable[[jax.Array, Any, Any, Any], Any]
+
+
+class Saved(NamedTuple):
+    """What the forward pass leaves for the backward pass."""
+
+    stacked: list[jax.Array]  # [layers, microbatches, ...] each
+    through: list[jax.Array]  # [microbatches, ...], what no layer changed
+
+
+class StackPass:
+    """The passes through one stack.
+
+    Args:
+      block: (layer, x, key) -> x.
+      depth: layers of the stack.
+      microbatches: parts of the batch; every leaf of x is led by an axis of them.
+      recompute: "full" saves the inputs of each layer, a sequence of names also what
+        `jax.ad_checkpoint.checkpoint_name` names so, "none" all that autodiff saves.
+      fetch: reads, or gathers, the weights of a layer.
+      ahead: layers fetched before they are needed.
+    """
+
+    def __init__(
+        self,
+        block: Callable[..., Any],
+        depth: int,
+        microbatches: int,
+        recompute: Recompute,
+        fetch: Fetch,
+        ahead: int,
+    ) -> None:
+        self._block, self._depth = block, depth
+        self._microbatches = microbatches
+        self._recompute = recompute
+        self._fetch, self._ahead = fetch, ahead
+        # Known once the forward pass is traced: the pullback's leaves, in order, each
+        # ("layer" | "through" | "saved", place) or ("static", object).
+        self._pullback: Any = None
+        self._slots: list[tuple[str, Any]] = []
+
+    def forward(self, stack: Any, x: Any, keys: Any) -> tuple[Any, Saved]:
+        """(x after the last layer, what `backward` needs); keys: [microbatches, depth]
+        or None."""
+
+        def body(carry: Any, index: jax.Array) -> Any:
+            x, queue = carry
+            layer, queue = self._take(stack, queue, index, 1)
+            own_keys = None if keys is None else keys[:, index]
+            y, saved = self._each(lambda part: self._apply(layer, *part), (x, own_keys))
+            return (y, queue), saved
+
+        queue = self._first(stack, [0, 1])
+        (y, _), stacked = lax.scan(body, (x, queue), jnp.arange(self._depth))
+        floats = _split(y)[0]
+        return y, Saved(stacked, floats)
+
+    def backward(
+        self, stack: Any, saved: Saved, dx: list[jax.Array], use: Any, carry: Any
+    ) -> tuple[list[jax.Array], Any]:
+        """From the last layer to the first: (gradient of x before the first, carry).
+
+        Args:
+          stack: (carry) -> the stacked weights; the carry may hold them changed.
+          saved: from `forward`.
+          dx: gradients of the floating leaves of x after the last layer.
+          use: (index, weights, gradient, carry) -> carry, called for each layer.
+          carry: the first carry.
+        """
+        last = self._depth - 1
+
+        def body(step: jax.Array, state: Any) -> Any:
+            dx, queue, carry = state
+            index = last - step
+            layer, queue = self._take(stack(carry), queue, index, -1)
+            own = [
+                lax.dynamic_index_in_dim(s, index, keepdims=False)
+                for s in saved.stacked
+            ]
+            grads, dx = self._pull(layer, own, saved.through, dx)
+            dx, carry = use(index, layer, grads, dx, carry)
+            return dx, queue, carry
+
+        queue = self._first(stack(carry), [last, last - 1])
+        dx, _, carry = lax.fori_loop(0, self._depth, body, (dx, queue, carry))
+        return dx, carry
+
+    def _first(self, stack: Any, indices: Sequence[int]) -> tuple[Any, ...]:
+        """The layers fetched before a loop begins."""
+        way = indices[1] - indices[0]
+        places = [indices[0] + way * step for step in range(self._ahead)]
+        return tuple(self._fetch(stack, self._inside(jnp.int32(p))) for p in places)
+
+    def _take(
+        self, stack: Any, queue: tuple[Any, ...], index: jax.Array, way: int
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """(weights of layer `index`, the queue with the next one in)."""
+        if not queue:
+            return self._fetch(stack, index), ()
+        new = self._fetch(stack, self._inside(index + way * self._ahead))
+        return queue[0], (*queue[1:], new)
+
+    def _inside(self, index: jax.Array) -> jax.Array:
+        return jnp.clip(index, 0, self._depth - 1)
+
+    def _apply(self, layer: Any, x: Any, key: Any) -> tuple[Any, list[jax.Array]]:
+        """One layer on one microbatch: (y, what the pullback needs besides weights)."""
+        floats, rest, join = _split(x)
+        through: list[bool] = []
+
+        def run(layer: Any, floats: list[jax.Array]) -> Any:
+            y = self._block(layer, join(floats, rest), key)
+            y_floats, y_rest, _ = _split(y)
+            _check_alike(x, y)
+            through[:] = [a is b for a, b in zip(y_floats, floats, strict=True)]
+            return y_floats, y_rest
+
+        if self._recompute != "none":
+            policy = jax.checkpoint_policies.nothing_saveable
+            if self._recompute != "full":
+                policy = jax.checkpoint_policies.save_only_these_names(*self._recompute)
+            # Nothing in these loops could be shared with another pass.
+            run = jax.checkpoint(run, policy=policy, prevent_cse=False)
+        y_floats, pullback, y_rest = jax.vjp(run, layer, floats, has_aux=True)
+        known = {id(w): ("layer", i) for i, w in enumerate(jax.tree.leaves(layer))}
+        known |= {
+            id(f): ("through", i)
+            for i, (f, is_through) in enumerate(zip(floats, through, strict=True))
+            if is_through
+        }
+        leaves, self._pullback = jax.tree.flatten(pullback)
+        self._slots, saved = [], []
+        for leaf in leaves:
+            if not isinstance(leaf, jax.Array):
+                self._slots.append(("static", leaf))
+            elif id(leaf) in known:
+                self._slots.append(known[id(leaf)])
+            else:
+                self._slots.append(("saved", len(saved)))
+                saved.append(leaf)
+        return join(y_floats, y_rest), saved
+
+    def _pull(
+        self,
+        layer: Any,
+        saved: list[jax.Array],
+        through: list[jax.Array],
+        dx: list[jax.Array],
+    ) -> tuple[Any, list[jax.Array]]:
+        """(gradient of the weights, of x) of one layer, means over microbatches."""
+        weights = jax.tree.leaves(layer)
+
+        def one(part: Any) -> tuple[Any, list[jax.Array]]:
+            saved, through, dy = part
+            found = {"layer": weights, "saved": saved, "through": through}
+            leaves = [
+                place if kind == "static" else found[kind][place]
+                for kind, place in self._slots
+            ]
+            grads, dx = jax.tree.unflatten(self._pullback, leaves)(dy)
+            return jax.tree.map(as_gradient, grads, layer), dx
+
+        return accumulate(one, (saved, through, dx), self._microbatches)
+
+    def _each(self, fn: Callable[[Any], Any], parts: Any) -> Any:
+        return each(fn, parts, self._microbatches)
+
+
+def each(fn: Callable[[Any], Any], parts: Any, microbatches: int) -> Any:
+    """`fn` of every microbatch; arrays in and out are led by their axis."""
+    if microbatches == 1:
+        return jax.tree.map(lambda y: y[None], fn(jax.tree.map(lambda x: x[0], parts)))
+    return lax.map(fn, parts)
+
+
+def accumulate(
+    fn: Callable[[Any], tuple[Any, Any]], parts: Any, microbatches: int
+) -> tuple[Any, Any]:
+    """(mean of the first results, the second ones led by the axis of microbatches).
+
+    Several are summed in float32 or wider, and the mean comes back in that.
+    """
+    if microbatches == 1:
+        grads, out = fn(jax.tree.map(lambda x: x[0], parts))
+        return grads, jax.tree.map(lambda y: y[None], out)
+    one = jax.tree.map(lambda x: x[0], parts)
+    shapes = jax.eval_shape(fn, one)[0]
+
+    def wide(dtype: Any) -> Any:
+        return jnp.promote_types(dtype, jnp.float32) if _is_float(dtype) else dtype
+
+    def body(total: Any, part: Any) -> Any:
+        grads, out = fn(part)
+        return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, grads), out
+
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, wide(s.dtype)), shapes)
+    total, out = lax.scan(body, zeros, parts)
+    return jax.tree.map(
+        lambda t: t / microbatches if _is_float(t.dtype) else t, total
+    ), out
+
+
+def as_gradient(grad: Any, param: jax.Array) -> jax.Array:
+    """The gradient as an array: differentiation gives integers a float0."""
+    return grad if _is_float(param.dtype) else jnp.zeros_like(param)
+
+
+def floats_of(x: Any) -> list[jax.Array]:
+    """The floating leaves of x, those that have gradients."""
+    return _split(x)[0]
+
+
+def with_floats(x: Any, floats: list[jax.Array]) -> Any:
+    """x with its floating leaves replaced."""
+    _, rest, join = _split(x)
+    return join(floats, rest)
+
+
+def _split(x: Any) -> tuple[list[jax.Array], list[jax.Array], Callable[..., Any]]:
+    """(floating leaves, the others, a function that joins such lists again)."""
+    leaves, treedef = jax.tree.flatten(x)
+    is_float = [_is_float(leaf.dtype) for leaf in leaves]
+
+    def join(floats: Sequence[Any], rest: Sequence[Any]) -> Any:
+        a, b = iter(floats), iter(rest)
+        return treedef.unflatten([next(a) if f else next(b) for f in is_float])
+
+    floats = [x for x, f in zip(leaves, is_float, strict=True) if f]
+    rest = [x for x, f in zip(leaves, is_float, strict=True) if not f]
+    return floats, rest, join
+
+
+def _check_alike(x: Any, y: Any) -> None:
+    """Raises ValueError where a block changes the structure, a shape or a dtype."""
+
+    def forms(tree: Any) -> dict[str, tuple[Any, ...]]:
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        return {jax.tree_util.keystr(p): (a.shape, a.dtype) for p, a in leaves}
+
+    before, after = forms(x), forms(y)
+    for path in sorted(before | after):
+        a, b = before.get(path), after.get(path)
+        if a != b:
+            raise ValueError(
+                "`block` must return x with the shapes and dtypes it got, but x"
+                f"{path} came as {_form(a)} and went as {_form(b)}."
+            )
+
+
+def _form(form: tuple[Any, ...] | None) -> str:
+    return f"{form[1]}{list(form[0])}" if form else "nothing"
+
+
+def _is_float(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.floating))
