@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from experiments.models.attention import AttentionKind
 from experiments.models.transformer import (
     Block,
     Dtype,
@@ -41,6 +42,8 @@ class GPTConfig:
     """Features of the hidden layer of each MLP."""
     dropout: float = 0.0
     """Share of activations dropped in training."""
+    attention: AttentionKind = "auto"
+    """What computes the attention: auto takes cuDNN on a GPU in half precision."""
     dtype: Dtype = "float32"
     """Precision of the arithmetic; parameters, LayerNorm and logits stay float32."""
 
@@ -78,19 +81,28 @@ class GPT(nnx.Module):
         Raises:
           ValueError: windows longer than the configuration's.
         """
+        keys = [None] * (len(self.blocks) + 1)
+        if key is not None:
+            keys = list(jax.random.split(key, len(keys)))
+        x_BxLxD = self.embed(ids_BxL, keys[-1])
+        for block, block_key in zip(self.blocks, keys[:-1], strict=True):
+            x_BxLxD = block(x_BxLxD, block_key)
+        return self.predict(x_BxLxD)
+
+    def embed(self, ids_BxL: jax.Array, key: jax.Array | None) -> jax.Array:
+        """What the first block reads, [B, L, D]; errors are those of a call."""
         length = ids_BxL.shape[1]
         if length > self.config.length:
             raise ValueError(
                 f"`ids` must have at most {self.config.length} tokens a window, got "
                 f"{length}: raise model.length, or cut the windows"
             )
-        keys = [None] * (len(self.blocks) + 1)
-        if key is not None:
-            keys = list(jax.random.split(key, len(keys)))
         x_BxLxD = self.tokens[...][ids_BxL] + self.positions[...][None, :length]
         x_BxLxD = x_BxLxD.astype(jnp.dtype(self.config.dtype))
-        if keys[-1] is not None:
-            x_BxLxD = self.dropout(x_BxLxD, deterministic=False, rngs=keys[-1])
-        for block, block_key in zip(self.blocks, keys[:-1], strict=True):
-            x_BxLxD = block(x_BxLxD, block_key)
+        if key is not None:
+            x_BxLxD = self.dropout(x_BxLxD, deterministic=False, rngs=key)
+        return x_BxLxD
+
+    def predict(self, x_BxLxD: jax.Array) -> jax.Array:
+        """Float32 logits [B, L, V] of what the last block returned."""
         return self.head(self.norm(as_float32(x_BxLxD)))

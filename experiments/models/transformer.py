@@ -2,6 +2,9 @@
 
 Shapes stand in the names: B rows of a batch, L tokens, D width, N heads, K width of a
 head, F width of the MLP.
+
+`jax.ad_checkpoint.checkpoint_name` calls what a recompute policy may save: "qkv",
+"attention", "middle" (x between attention and MLP) and "hidden" (of the MLP).
 """
 
 import functools
@@ -10,6 +13,9 @@ from typing import Literal, Protocol
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from experiments.models.attention import AttentionKind, attend
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -35,6 +41,11 @@ class BlockSizes(Protocol):
     @property
     def dropout(self) -> float:
         """Share of activations dropped in training."""
+        ...
+
+    @property
+    def attention(self) -> AttentionKind:
+        """What computes the attention."""
         ...
 
     @property
@@ -72,24 +83,19 @@ class Attention(nnx.Module):
         self, sizes: BlockSizes, *, is_causal: bool = False, rngs: nnx.Rngs
     ) -> None:
         self.heads, self.is_causal = sizes.heads, is_causal
+        self.kind = sizes.attention
         project = functools.partial(linear, sizes, rngs=rngs)
         self.qkv = project(sizes.width, 3 * sizes.width)
         self.out = project(sizes.width, sizes.width)
 
     def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
         B, L, D = x_BxLxD.shape
-        qkv_BxLx3xNxK = self.qkv(x_BxLxD).reshape(B, L, 3, self.heads, -1)
+        qkv_BxLx3D = checkpoint_name(self.qkv(x_BxLxD), "qkv")
+        qkv_BxLx3xNxK = qkv_BxLx3D.reshape(B, L, 3, self.heads, -1)
         q, k, v = (qkv_BxLx3xNxK[:, :, i] for i in range(3))
-        scores_BxNxLxL = jnp.einsum(
-            "BQNK,BTNK->BNQT", q, k, preferred_element_type=jnp.float32
-        )
-        scores_BxNxLxL = scores_BxNxLxL * (D // self.heads) ** -0.5
-        if self.is_causal:
-            is_past_LxL = jnp.tril(jnp.ones((L, L), bool))
-            scores_BxNxLxL = jnp.where(is_past_LxL[None, None], scores_BxNxLxL, -1e30)
-        shares_BxNxLxL = jax.nn.softmax(scores_BxNxLxL).astype(v.dtype)
-        y_BxLxNxK = jnp.einsum("BNQT,BTNK->BQNK", shares_BxNxLxL, v)
-        return self.out(y_BxLxNxK.reshape(B, L, D))
+        y_BxLxNxK = attend(q, k, v, is_causal=self.is_causal, kind=self.kind)
+        y_BxLxD = checkpoint_name(y_BxLxNxK.reshape(B, L, D), "attention")
+        return self.out(y_BxLxD)
 
 
 class Block(nnx.Module):
@@ -116,7 +122,9 @@ class Block(nnx.Module):
         keys = (None, None) if key is None else jax.random.split(key)
         y_BxLxD = self.attention(self.norm_attention(as_float32(x_BxLxD)))
         x_BxLxD = x_BxLxD + self._drop(y_BxLxD, keys[0])
-        y_BxLxF = nnx.gelu(self.mlp_in(self.norm_mlp(as_float32(x_BxLxD))))
+        x_BxLxD = checkpoint_name(x_BxLxD, "middle")
+        y_BxLxF = self.mlp_in(self.norm_mlp(as_float32(x_BxLxD)))
+        y_BxLxF = nnx.gelu(checkpoint_name(y_BxLxF, "hidden"))
         return x_BxLxD + self._drop(self.mlp_out(y_BxLxF), keys[1])
 
     def _drop(self, x: jax.Array, key: jax.Array | None) -> jax.Array:

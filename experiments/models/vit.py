@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from experiments.models.attention import AttentionKind
 from experiments.models.transformer import (
     Block,
     Dtype,
@@ -52,6 +53,8 @@ class ViTConfig:
     """What the classifier reads: a learned class token, or the mean of the patches."""
     dropout: float = 0.0
     """Share of activations dropped after embedding, attention and MLP in training."""
+    attention: AttentionKind = "auto"
+    """What computes the attention: auto takes cuDNN on a GPU in half precision."""
     dtype: Dtype = "float32"
     """Precision of the arithmetic; parameters, LayerNorm and logits stay float32."""
 
@@ -109,21 +112,24 @@ class ViT(nnx.Module):
         Raises:
           ValueError: if the images have not the shape of the configuration.
         """
-        x_BxLxD = self._embed(images_BxHxWxC)
         keys = [None] * (len(self.blocks) + 1)
         if key is not None:
             keys = list(jax.random.split(key, len(keys)))
-        if keys[-1] is not None:
-            x_BxLxD = self.dropout(x_BxLxD, deterministic=False, rngs=keys[-1])
+        x_BxLxD = self.embed(images_BxHxWxC, keys[-1])
         apply = nnx.remat(Block.__call__) if self.recompute else Block.__call__
         for block, block_key in zip(self.blocks, keys[:-1], strict=True):
             x_BxLxD = apply(block, x_BxLxD, block_key)
+        return self.classify(x_BxLxD)
+
+    def classify(self, x_BxLxD: jax.Array) -> jax.Array:
+        """Float32 logits [B, V] of what the last block returned."""
         x_BxLxD = self.norm(as_float32(x_BxLxD))
         token = self.config.pool == "token"
         x_BxD = x_BxLxD[:, 0] if token else x_BxLxD.mean(axis=1)
         return self.head(x_BxD)
 
-    def _embed(self, images_BxHxWxC: jax.Array) -> jax.Array:
+    def embed(self, images_BxHxWxC: jax.Array, key: jax.Array | None) -> jax.Array:
+        """What the first block reads, [B, L, D]; errors are those of a call."""
         c = self.config
         shape = (c.image_size, c.image_size, c.channels)
         if images_BxHxWxC.shape[1:] != shape:
@@ -136,7 +142,10 @@ class ViT(nnx.Module):
         if c.pool == "token":
             token = jnp.broadcast_to(self.token[...], (len(x_BxLxD), 1, c.width))
             x_BxLxD = jnp.concatenate([token.astype(x_BxLxD.dtype), x_BxLxD], axis=1)
-        return x_BxLxD + self.positions[None].astype(x_BxLxD.dtype)
+        x_BxLxD = x_BxLxD + self.positions[None].astype(x_BxLxD.dtype)
+        if key is not None:
+            x_BxLxD = self.dropout(x_BxLxD, deterministic=False, rngs=key)
+        return x_BxLxD
 
 
 def patchify(images_BxHxWxC: jax.Array, patch_size: int) -> jax.Array:

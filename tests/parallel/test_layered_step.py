@@ -33,7 +33,9 @@ def loss(outer: Any, x: Any, batch: Any, key: Any) -> Any:
     del key
     # Tied: `in` is used on both sides.
     out = x["h"] @ outer["in"].T
-    return jnp.mean((out - batch["y"]) ** 2), {"row": jnp.mean(x["row"].astype(x["h"].dtype))}
+    return jnp.mean((out - batch["y"]) ** 2), {
+        "row": jnp.mean(x["row"].astype(x["h"].dtype))
+    }
 
 
 MODEL = sfpo.LayeredModel(embed, block, loss)
@@ -88,7 +90,7 @@ class Reference(NamedTuple):
         state_specs = jax.tree.map(spec, states, is_leaf=is_per_rank)
         everywhere = PartitionSpec()
 
-        def step(units: Any, states: Any, batch: Any) -> Any:
+        def differentiate(units: Any, batch: Any) -> Any:
             def full(units: Any) -> Any:
                 x = embed(units[-1], batch, None)
                 for layer in units[:-1]:
@@ -102,26 +104,40 @@ class Reference(NamedTuple):
                 scale = jnp.minimum(1.0, self.max_norm / norm)
                 grads = jax.tree.map(lambda g: g * scale, grads)
             dense = tuple(a for a in axes if a not in self.reduces)
-            grads = jax.tree.map(lambda g: lax.pmean(g, dense), grads)
-            new_units, new_states = [], []
-            for unit, state, grad in zip(units, states, grads, strict=True):
-                updates, state = tx.update(grad, state, unit)
-                new_units.append(optax.apply_updates(unit, updates))
-                new_states.append(state)
-            return new_units, new_states, lax.pmean(value, axes), norm
+            grads = jax.tree.map(lambda g: lax.pmean(g, dense)[None], grads)
+            return grads, lax.pmean(value, axes), norm
 
-        step = jax.jit(
-            jax.shard_map(
-                step,
-                mesh=self.mesh,
-                in_specs=(everywhere, state_specs, PartitionSpec(axes)),
-                out_specs=(everywhere, state_specs, everywhere, everywhere),
-                check_vma=False,
+        def update(unit: Any, state: Any, grads: Any) -> Any:
+            grads = jax.tree.map(lambda g: g[0], grads)
+            updates, state = tx.update(grads, state, unit)
+            return optax.apply_updates(unit, updates), state
+
+        def shard(fn: Any, in_specs: Any, out_specs: Any) -> Any:
+            return jax.jit(
+                jax.shard_map(
+                    fn,
+                    mesh=self.mesh,
+                    in_specs=in_specs,
+                    out_specs=out_specs,
+                    check_vma=False,
+                )
             )
+
+        by_rank = PartitionSpec(axes)
+        differentiate = shard(
+            differentiate, (everywhere, by_rank), (by_rank, everywhere, everywhere)
         )
+        # One program for all layers, another for what is outside.
+        updates = [
+            shard(update, (everywhere, specs, by_rank), (everywhere, specs))
+            for specs in state_specs[-2:]
+        ]
         losses, norms = [], []
         for i in range(steps):
-            units, states, value, norm = step(units, states, batch_of(i))
+            grads, value, norm = differentiate(units, batch_of(i))
+            for place, grad in enumerate(grads):
+                run = updates[place == DEPTH]
+                units[place], states[place] = run(units[place], states[place], grad)
             losses.append(float(value))
             norms.append(float(norm))
         layers = jax.tree.map(lambda *xs: np.stack(xs), *units[:-1])
@@ -164,7 +180,11 @@ def reference(
 CASES: dict[str, tuple[Callable[[Any], Any], str | None, dict[str, Any]]] = {
     "adamw": (adamw, None, {}),
     "adamw, all saved": (adamw, None, {"recompute": "none"}),
-    "adamw, clipped, 2 microbatches": (adamw, None, {"max_norm": 0.5, "microbatches": 2}),
+    "adamw, clipped, 2 microbatches": (
+        adamw,
+        None,
+        {"max_norm": 0.5, "microbatches": 2},
+    ),
     "adamw, states sharded": (adamw, None, {"shard": "states"}),
     "adamw, weights sharded": (adamw, None, {"shard": "weights"}),
     "adamw, weights sharded over all, clipped": (
