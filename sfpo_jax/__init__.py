@@ -7,6 +7,7 @@ from sfpo_jax.parallel import make_mesh as make_mesh
 from sfpo_jax.parallel import make_train_step as make_train_step
 from sfpo_jax.parallel import stack_layers as stack_layers
 from sfpo_jax.schedules import cosine_sparsity as cosine_sparsity
+from sfpo_jax.transforms import adamw8bit as adamw8bit
 from sfpo_jax.transforms import clip_by_global_norm as clip_by_global_norm
 from sfpo_jax.transforms import compressed_mean as compressed_mean
 from sfpo_jax.transforms import onebit_adam as onebit_adam

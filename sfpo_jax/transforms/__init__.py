@@ -1,11 +1,14 @@
 """Optax gradient transformations."""
 
+from sfpo_jax.transforms._adamw8bit import Adamw8bitState as Adamw8bitState
+from sfpo_jax.transforms._adamw8bit import adamw8bit as adamw8bit
 from sfpo_jax.transforms._clip import clip_by_global_norm as clip_by_global_norm
 from sfpo_jax.transforms._clip import global_norm as global_norm
 from sfpo_jax.transforms._compressed_mean import (
     CompressedMeanState as CompressedMeanState,
 )
 from sfpo_jax.transforms._compressed_mean import compressed_mean as compressed_mean
+from sfpo_jax.transforms._factored import Factored as Factored
 from sfpo_jax.transforms._onebit_adam import onebit_adam as onebit_adam
 from sfpo_jax.transforms._onebit_adam import (
     scale_by_onebit_adam as scale_by_onebit_adam,
@@ -15,6 +18,12 @@ from sfpo_jax.transforms._onebit_core import WARMUP_SCOPE as WARMUP_SCOPE
 from sfpo_jax.transforms._onebit_core import (
     ScaleByOnebitAdamState as ScaleByOnebitAdamState,
 )
+from sfpo_jax.transforms._quantized import Quantized as Quantized
+from sfpo_jax.transforms._quantized import dequantize as dequantize
+from sfpo_jax.transforms._quantized import is_quantized as is_quantized
+from sfpo_jax.transforms._quantized import quantize as quantize
+from sfpo_jax.transforms._rounding import Rounding as Rounding
+from sfpo_jax.transforms._rounding import make_rounding as make_rounding
 from sfpo_jax.transforms._sfpo import SfpoState as SfpoState
 from sfpo_jax.transforms._sfpo import sfpo as sfpo
 from sfpo_jax.transforms._sparsify import SparsifyState as SparsifyState

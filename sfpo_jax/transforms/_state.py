@@ -176,7 +176,7 @@ class Selection(NamedTuple):
             nodes[place] = value
         return self.treedef.unflatten(nodes)
 
-    def read(self, state: Any) -> list[jax.Array]:
+    def read(self, state: Any) -> list[Any]:
         """The values `state` put into a state tree."""
         nodes = self.treedef.flatten_up_to(state)
         return [nodes[i] for i in self.places]

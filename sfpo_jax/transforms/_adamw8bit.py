@@ -1,0 +1,197 @@
+r"""AdamW whose moments take one byte an entry, or less.
+
+Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization",
+https://arxiv.org/abs/1711.05101, with the states of Dettmers et al. 2022, "8-bit
+Optimizers via Block-wise Quantization", https://arxiv.org/abs/2110.02861; see
+`_quantized` and `_factored` for how they are kept.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sfpo_jax._validate import (
+    Scalar,
+    check_at_least,
+    check_learning_rate,
+    check_range,
+    is_known,
+)
+from sfpo_jax.collectives import all_finite, widen
+from sfpo_jax.transforms._hash import Seed, make_seed
+from sfpo_jax.transforms._moments import (
+    bias_correction,
+    load,
+    next_variance,
+    resolve_kind,
+    store,
+    zeros_moment,
+)
+from sfpo_jax.transforms._state import MaskOrFn, increment, select
+
+_FLOATS = ("float32", "bfloat16", "float64")
+
+
+class Adamw8bitState(NamedTuple):
+    """State of `adamw8bit`; a tree has `optax.MaskedNode()` for leaves without."""
+
+    # Steps that were not skipped, int32[].
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
+    mu: Any  # tree, first moment: Quantized, or an array
+    nu: Any  # tree, second moment: Quantized, Factored, or an array
+
+
+def adamw8bit(
+    learning_rate: Scalar | Callable[[jax.Array], Any],
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-8,
+    weight_decay: Scalar = 0.0,
+    *,
+    mu_dtype: Any = "int8",
+    nu_dtype: Any = "int8",
+    mask: MaskOrFn = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""AdamW with 8-bit moments: 2.03 bytes a parameter in place of 8.
+
+    .. math::
+        m = b_1 m + (1 - b_1) g \qquad v = b_2 v + (1 - b_2) g^2 \qquad
+        p \leftarrow p - \eta \left( \frac{m / (1 - b_1^t)}
+        {\sqrt{v / (1 - b_2^t)} + \epsilon} + \lambda p \right)
+
+    An update uses m and v as they are before they are rounded. Leaves of under 4,096
+    entries, or of a last axis under 16, keep them as floats. The arithmetic is in
+    float32, float64 for float64 leaves; updates have the dtype of the gradients.
+
+    A step whose gradient is not finite is skipped: zero updates, all state as it was.
+    Everything is local: inside `shard_map` reduce the gradients first, and agree on
+    skipping where each device has a shard of them.
+
+    Args:
+      learning_rate: a number, or a schedule of the steps that were not skipped.
+      b1: decay of the first moment, in [0, 1).
+      b2: decay of the second moment, in [0, 1).
+      eps: added to the denominator.
+      weight_decay: decoupled decay.
+      mu_dtype: of the first moment: "int8", float32, bfloat16; None = float32.
+      nu_dtype: of the second moment: "int8", "factored" (means of rows and columns,
+        next to nothing a parameter, of leaves of two axes), float32, bfloat16; None =
+        float32.
+      mask: leaves to decay, a tree of bools or a function of the parameters to one.
+
+    Returns:
+      The transformation. `jax.vmap(tx.init)` makes the state of stacked layers.
+
+    Raises:
+      ValueError: an argument outside its range.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import sfpo_jax as sfpo
+      >>> tx = sfpo.adamw8bit(0.1, weight_decay=0.01)
+      >>> params = jnp.ones((64, 64))
+      >>> state = tx.init(params)
+      >>> state.mu
+      Quantized(int8[64, 64], blocks of 64)
+      >>> updates, state = tx.update(2 * params, state, params)
+      >>> print(updates[0, 0].round(3))
+      -0.101
+    """
+    check_learning_rate(learning_rate)
+    check_range("b1", b1, 0.0, 1.0, "a decay factor", open_high=True)
+    check_range("b2", b2, 0.0, 1.0, "a decay factor", open_high=True)
+    check_at_least("eps", eps, 0.0, "added to the denominator")
+    check_at_least("weight_decay", weight_decay, 0.0, "the decoupled decay")
+    mu_kind = resolve_kind("mu_dtype", mu_dtype, (*_FLOATS, "int8"))
+    nu_kind = resolve_kind("nu_dtype", nu_dtype, (*_FLOATS, "int8", "factored"))
+    has_decay = not (is_known(weight_decay) and weight_decay == 0.0)
+
+    def init_fn(params: optax.Params) -> Adamw8bitState:
+        chosen = select(params)
+
+        def zeros(kind: Any, signed: bool) -> Any:
+            leaves = chosen.chosen()
+            return chosen.state(
+                [
+                    zeros_moment(x.shape, kind, widen(x).dtype, signed=signed)
+                    for x in leaves
+                ]
+            )
+
+        return Adamw8bitState(
+            count=jnp.zeros([], jnp.int32),
+            mu=zeros(mu_kind, True),
+            nu=zeros(nu_kind, False),
+        )
+
+    def update_fn(
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, Adamw8bitState]:
+        del extra_args
+        if has_decay and params is None:
+            raise ValueError(
+                "`params` is None, but `weight_decay` needs them: call "
+                "`tx.update(grads, state, params)`."
+            )
+        chosen = select(updates)
+        taken = all_finite(chosen.chosen(), None)
+        rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+        count = increment(state.count)
+        seed = make_seed(count)
+        decayed = set(select(params, mask).places) if has_decay else set()
+        parameters = chosen.treedef.flatten_up_to(params) if has_decay else []
+
+        steps, mu, nu = [], [], []
+        for place, g, old_mu, old_nu in zip(
+            chosen.places,
+            chosen.chosen(),
+            chosen.read(state.mu),
+            chosen.read(state.nu),
+            strict=True,
+        ):
+            # What is not finite must not reach a moment, even one that is dropped.
+            g = jnp.where(taken, widen(g), 0)
+            direction, new_mu, new_nu = _adam(
+                g, old_mu, old_nu, count, (b1, b2, eps), seed
+            )
+            if place in decayed:
+                direction += weight_decay * parameters[place].astype(g.dtype)
+            step = -jnp.asarray(rate, g.dtype) * direction
+            steps.append(jnp.where(taken, step, 0))
+            mu.append(_where(taken, new_mu, old_mu))
+            nu.append(_where(taken, new_nu, old_nu))
+        return chosen.replace(steps), Adamw8bitState(
+            count=jnp.where(taken, count, state.count),
+            mu=chosen.state(mu),
+            nu=chosen.state(nu),
+        )
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _adam(
+    g: jax.Array,
+    mu: Any,
+    nu: Any,
+    count: jax.Array,
+    factors: tuple[Scalar, Scalar, Scalar],
+    seed: Seed,
+) -> tuple[jax.Array, Any, Any]:
+    """One leaf: (direction, new first moment, new second moment)."""
+    b1, b2, eps = factors
+    m = b1 * load(mu, g.dtype) + (1 - b1) * g
+    v, new_nu = next_variance(nu, g, b2, seed)
+    corrected = v / bias_correction(b2, count, g.dtype)
+    direction = m / bias_correction(b1, count, g.dtype) / (jnp.sqrt(corrected) + eps)
+    # Where v is 0 no gradient ever was, and without eps it would be 0 / 0.
+    return jnp.where(v > 0, direction, 0), store(m, mu), new_nu
+
+
+def _where(condition: jax.Array, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
