@@ -40,6 +40,8 @@ class GPTConfig:
     """Attention heads of a block; divides width."""
     mlp_width: int = 256
     """Features of the hidden layer of each MLP."""
+    is_tied: bool = False
+    """Predict with the embedding of the tokens, as GPT-2 and GPT-3 do."""
     dropout: float = 0.0
     """Share of activations dropped in training."""
     attention: AttentionKind = "auto"
@@ -71,7 +73,8 @@ class GPT(nnx.Module):
             Block(config, is_causal=True, rngs=rngs) for _ in range(config.depth)
         )
         self.norm = nnx.LayerNorm(config.width, rngs=rngs)
-        self.head = nnx.Linear(config.width, config.vocabulary, rngs=rngs)
+        if not config.is_tied:
+            self.head = nnx.Linear(config.width, config.vocabulary, rngs=rngs)
 
     def __call__(
         self, ids_BxL: jax.Array, *, key: jax.Array | None = None
@@ -105,4 +108,18 @@ class GPT(nnx.Module):
 
     def predict(self, x_BxLxD: jax.Array) -> jax.Array:
         """Float32 logits [B, L, V] of what the last block returned."""
-        return self.head(self.norm(as_float32(x_BxLxD)))
+        dtype = jnp.dtype(self.config.dtype)
+        x_BxLxD = self.norm(as_float32(x_BxLxD)).astype(dtype)
+        is_tied = self.config.is_tied
+        kernel_DxV = self.tokens[...].T if is_tied else self.head.kernel[...]
+        logits_BxLxV = jnp.einsum(
+            "BLD,DV->BLV",
+            x_BxLxD,
+            kernel_DxV.astype(dtype),
+            preferred_element_type=jnp.float32,
+        )
+        return (
+            logits_BxLxV
+            if is_tied
+            else logits_BxLxV + as_float32(self.head.bias[...])[None, None]
+        )

@@ -34,9 +34,17 @@ from sfpo_jax.parallel._stack_pass import (
     with_floats,
 )
 from sfpo_jax.parallel._step import Step, TrainState, average, choose, next_step
-from sfpo_jax.transforms import is_per_rank
+from sfpo_jax.transforms import is_per_rank, make_rounding
 
 _EMBED, _LOSS, _LAYERS = 0, 1, 2  # what a microbatch's keys are for
+_ROUNDING = 2**31  # no step has this number
+
+
+class UnitState(NamedTuple):
+    """What belongs to the parameters of `outer`, or of a layer."""
+
+    tx: Any  # state of the transformation
+    rounding: Any  # int8 error terms of bfloat16 weights; () without
 
 
 class LayeredOptState(NamedTuple):
@@ -46,8 +54,8 @@ class LayeredOptState(NamedTuple):
     of the layers).
     """
 
-    outer: Any
-    layers: Any
+    outer: Any  # UnitState
+    layers: Any  # UnitState, or a dict of them for several stacks
 
 
 class _Backward(NamedTuple):
@@ -74,6 +82,7 @@ class LayeredTrainStep(Step):
         recompute: Recompute,
         max_norm: float | None,
         skip_nonfinite: bool,
+        rounding: str | None,
         shard: Kind,
         shard_axes: Axes,
         weight_prefetch: int,
@@ -85,6 +94,7 @@ class LayeredTrainStep(Step):
         self._recompute = recompute
         self._max_norm = max_norm
         self._skip_nonfinite = skip_nonfinite
+        self._rounding = make_rounding(rounding)
         self._shard: Kind = shard
         self._shard_axes = self._wide(shard_axes) if shard != "none" else ()
         self._weight_prefetch = weight_prefetch if shard == "weights" else 0
@@ -158,16 +168,19 @@ class LayeredTrainStep(Step):
 
     def _local_opt_state(self, params: Any) -> LayeredOptState:
         """States of what this rank updates, with the axes that `_opt_specs` shards."""
-        outer = self._lead(self._tx.init(_wide(self._outer.own(params["outer"]))))
-        stacks = {}
-        for name, stack in self._model.by_name(params["layers"]).items():
-            own = self._layer_layout(name).own
 
-            def init(layer: Any, own: Callable[[Any], Any] = own) -> Any:
-                return self._lead(self._tx.init(_wide(own(layer))))
+        def init(layout: Layout, params: Any) -> UnitState:
+            own = layout.own(params)
+            made = UnitState(self._tx.init(_wide(own)), self._rounding.init(own))
+            return self._lead(made)
 
-            stacks[name] = jax.vmap(init)(stack)
-        return LayeredOptState(outer, self._model.join(stacks))
+        stacks = {
+            name: jax.vmap(functools.partial(init, self._layer_layout(name)))(stack)
+            for name, stack in self._model.by_name(params["layers"]).items()
+        }
+        return LayeredOptState(
+            init(self._outer, params["outer"]), self._model.join(stacks)
+        )
 
     def _lead(self, state: Any) -> Any:
         """Puts the axis of shards in front."""
@@ -339,6 +352,10 @@ class LayeredTrainStep(Step):
         """(params, optimizer state, squared norm, whether all was updated)."""
         params = self._model.by_name(state.params["layers"])
         states = self._model.by_name(state.opt_state.layers)
+        # Alike on all ranks, for they round the same weights.
+        base = jax.random.key(0) if state.key is None else state.key
+        key = jax.random.fold_in(jax.random.fold_in(base, _ROUNDING), state.step)
+        unit = 1
         square, taken, dx = _zero(state.params), finite, back.dx
         for name in reversed(back.passes):
             layout = self._layer_layout(name)
@@ -350,6 +367,7 @@ class LayeredTrainStep(Step):
                 dx: Any,
                 carry: Any,
                 layout: Layout = layout,
+                unit: int = unit,
             ) -> Any:
                 del layer
                 stack, stack_state, square, taken = carry
@@ -360,6 +378,7 @@ class LayeredTrainStep(Step):
                     grads,
                     scale,
                     finite,
+                    jax.random.fold_in(key, unit + index),
                 )
                 # Without it the CPU compiler copies whole stacks in each turn.
                 new, new_state, dx = lax.optimization_barrier((new, new_state, dx))
@@ -373,6 +392,7 @@ class LayeredTrainStep(Step):
                 lambda carry: carry[0], back.saved[name], dx, use, carry
             )
             params[name], states[name], square, taken = carry
+            unit += self._depths[name]
         grads = _add(back.d_outer, back.embed_grad(dx))
         outer, outer_state, own_square, ok = self._apply(
             self._outer,
@@ -381,6 +401,7 @@ class LayeredTrainStep(Step):
             grads,
             scale,
             finite,
+            jax.random.fold_in(key, 0),
         )
         new = {"outer": outer, "layers": self._model.join(params)}
         opt_state = LayeredOptState(outer_state, self._model.join(states))
@@ -391,10 +412,11 @@ class LayeredTrainStep(Step):
         self,
         layout: Layout,
         params: Any,
-        opt_state: Any,
+        unit_state: UnitState,
         grads: Any,
         scale: Any,
         finite: jax.Array,
+        key: jax.Array,
     ) -> tuple[Any, Any, jax.Array, jax.Array]:
         """Reduces, transforms and applies one tree of gradients.
 
@@ -413,9 +435,10 @@ class LayeredTrainStep(Step):
         dense = self._wide(tuple(a for a in self.batch_axes if a not in done))
         grads = layout.reduce(grads, dense)
         own = layout.own(params)
-        held = self._unlead(opt_state)
-        updates, new_held = self._tx.update(grads, held, _wide(own))
-        new = jax.tree.map(_plus, own, updates)
+        held = self._unlead(unit_state)
+        updates, new_tx = self._tx.update(grads, held.tx, _wide(own))
+        new, rounding = self._rounding.apply(own, updates, held.rounding, key)
+        new_held = UnitState(new_tx, rounding)
         new, new_held = choose(finite, (new, new_held), (own, held))
         return layout.kept(new), self._lead(new_held), square, finite
 
@@ -434,6 +457,7 @@ def make_layered_train_step(
     recompute: Recompute = "full",
     max_norm: float | None = None,
     skip_nonfinite: bool = False,
+    rounding: str | None = None,
     shard: Kind = "none",
     shard_axes: Axes = ("data",),
     weight_prefetch: int = 1,
@@ -464,6 +488,8 @@ def make_layered_train_step(
         which takes a second backward pass too (one pass does for both). Without
         either, a layer whose gradient is not finite skips its own update, and the
         others do not.
+      rounding: how bfloat16 weights keep small updates: None, they do not (nearest);
+        "stochastic", in the mean, for nothing; "error_term", for a byte a weight.
       shard: "states": every device of `shard_axes` keeps optimizer state for its part
         of the parameters only (ZeRO-1). "weights": its part of the parameters, too,
         and weights are gathered layer by layer (ZeRO-3). Gradients are then
@@ -526,6 +552,7 @@ def make_layered_train_step(
         recompute=recompute if isinstance(recompute, str) else tuple(recompute),
         max_norm=max_norm,
         skip_nonfinite=skip_nonfinite,
+        rounding=rounding,
         shard=shard,
         shard_axes=tuple(shard_axes),
         weight_prefetch=weight_prefetch,
@@ -580,9 +607,3 @@ def _wide_shapes(tree: Any, leading: int = 0) -> Any:
 
 def _add(a: Any, b: Any) -> Any:
     return jax.tree.map(lambda x, y: x + y.astype(x.dtype), a, b)
-
-
-def _plus(param: jax.Array, update: jax.Array) -> jax.Array:
-    if not _is_float(param):
-        return param + update.astype(param.dtype)
-    return (widen(param) + widen(update)).astype(param.dtype)
