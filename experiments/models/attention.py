@@ -8,6 +8,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 AttentionKind = Literal["auto", "xla", "cudnn"]
 
@@ -23,26 +24,27 @@ def attend(
     """softmax(q k^T / sqrt(K)) v, [B, L, N, K] in the dtype of v.
 
     "xla" makes the scores [B, N, L, L] in float32. "cudnn" never does, but takes half
-    precision only; "auto" is cuDNN on a GPU where it applies, else XLA.
+    precision only; "auto" is cuDNN on a GPU where it applies, else XLA. A recompute
+    policy may save q, k and v by the name "qkv".
     """
+    arrays = (q_BxLxNxK, k_BxLxNxK, v_BxLxNxK)
     if kind == "cudnn" or (kind == "auto" and _has_cudnn(q_BxLxNxK)):
+        q, k, v = (checkpoint_name(x, "qkv") for x in arrays)
         return jax.nn.dot_product_attention(
-            q_BxLxNxK,
-            k_BxLxNxK,
-            v_BxLxNxK,
-            is_causal=is_causal,
-            implementation="cudnn",
+            q, k, v, is_causal=is_causal, implementation="cudnn"
         )
     L, K = q_BxLxNxK.shape[1], q_BxLxNxK.shape[3]
+    # Saved as the products read them: otherwise a stack of layers is kept twice.
+    q, k, v = (checkpoint_name(x.transpose(0, 2, 1, 3), "qkv") for x in arrays)
     scores_BxNxLxL = jnp.einsum(
-        "BQNK,BTNK->BNQT", q_BxLxNxK, k_BxLxNxK, preferred_element_type=jnp.float32
+        "BNQK,BNTK->BNQT", q, k, preferred_element_type=jnp.float32
     )
     scores_BxNxLxL = scores_BxNxLxL * K**-0.5
     if is_causal:
         is_past_LxL = jnp.tril(jnp.ones((L, L), bool))
         scores_BxNxLxL = jnp.where(is_past_LxL[None, None], scores_BxNxLxL, -1e30)
-    shares_BxNxLxL = jax.nn.softmax(scores_BxNxLxL).astype(v_BxLxNxK.dtype)
-    return jnp.einsum("BNQT,BTNK->BQNK", shares_BxNxLxL, v_BxLxNxK)
+    shares_BxNxLxL = jax.nn.softmax(scores_BxNxLxL).astype(v.dtype)
+    return jnp.einsum("BNQT,BNTK->BQNK", shares_BxNxLxL, v)
 
 
 def _has_cudnn(q: jax.Array) -> bool:

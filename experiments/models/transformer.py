@@ -90,8 +90,7 @@ class Attention(nnx.Module):
 
     def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
         B, L, D = x_BxLxD.shape
-        qkv_BxLx3D = checkpoint_name(self.qkv(x_BxLxD), "qkv")
-        qkv_BxLx3xNxK = qkv_BxLx3D.reshape(B, L, 3, self.heads, -1)
+        qkv_BxLx3xNxK = self.qkv(x_BxLxD).reshape(B, L, 3, self.heads, -1)
         q, k, v = (qkv_BxLx3xNxK[:, :, i] for i in range(3))
         y_BxLxNxK = attend(q, k, v, is_causal=self.is_causal, kind=self.kind)
         y_BxLxD = checkpoint_name(y_BxLxNxK.reshape(B, L, D), "attention")
