@@ -21,6 +21,7 @@ from jax.sharding import Mesh, PartitionSpec
 from sfpo_jax._validate import check_at_least, check_range
 from sfpo_jax.collectives import square_norm, widen
 from sfpo_jax.parallel._layered_model import LayeredModel, depth_of
+from sfpo_jax.parallel._mixing import check_unmixed
 from sfpo_jax.parallel._reduction import reduced_axes
 from sfpo_jax.parallel._sharding import Axes, Kind, Layout, make_layout
 from sfpo_jax.parallel._stack_pass import (
@@ -31,6 +32,7 @@ from sfpo_jax.parallel._stack_pass import (
     as_gradient,
     each,
     floats_of,
+    wide_dtype,
     with_floats,
 )
 from sfpo_jax.parallel._step import Step, TrainState, average, choose, next_step
@@ -109,6 +111,8 @@ class LayeredTrainStep(Step):
         if model_state is not None:
             raise ValueError("`model_state` is not used: a layered step carries none.")
         self._model.check(params)
+        for stack in self._model.by_name(params["layers"]).values():
+            check_unmixed(self._tx, _wide_shapes(stack, leading=1), self.mesh)
         self._plan(params)
         make_opt = jax.shard_map(
             self._local_opt_state,
@@ -156,15 +160,8 @@ class LayeredTrainStep(Step):
         self._depths = {name: depth_of(stack) for name, stack in stacks.items()}
         if self._reduces is None:
             axes = tuple(a for a in self.batch_axes if a not in self._shard_axes)
-            found = {
-                reduced_axes(self._tx, tree, self.mesh, axes)
-                for tree in [
-                    _wide_shapes(params["outer"]),
-                    *(_wide_shapes(s, leading=1) for s in stacks.values()),
-                ]
-                if jax.tree.leaves(tree)
-            }
-            self._reduces = found.pop() if found else ()
+            layer = _wide_shapes(next(iter(stacks.values())), leading=1)
+            self._reduces = reduced_axes(self._tx, layer, self.mesh, axes)
 
     def _local_opt_state(self, params: Any) -> LayeredOptState:
         """States of what this rank updates, with the axes that `_opt_specs` shards."""
@@ -503,7 +500,9 @@ def make_layered_train_step(
       batch)``.
 
     Raises:
-      ValueError: an argument outside its range; at `init`, layers that do not stack.
+      ValueError: an argument outside its range; at `init`, layers that do not stack,
+        or a `tx` in which one leaf's gradient moves another's update, such as clipping
+        by the global norm.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
@@ -596,13 +595,9 @@ def _wide(tree: Any) -> Any:
 
 
 def _wide_shapes(tree: Any, leading: int = 0) -> Any:
-    def shape(x: Any) -> jax.ShapeDtypeStruct:
-        dtype = x.dtype
-        if _is_float(x):
-            dtype = jnp.promote_types(dtype, jnp.float32)
-        return jax.ShapeDtypeStruct(x.shape[leading:], dtype)
-
-    return jax.tree.map(shape, tree)
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape[leading:], wide_dtype(x.dtype)), tree
+    )
 
 
 def _add(a: Any, b: Any) -> Any:

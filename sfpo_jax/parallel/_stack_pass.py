@@ -204,18 +204,21 @@ def accumulate(
     one = jax.tree.map(lambda x: x[0], parts)
     shapes = jax.eval_shape(fn, one)[0]
 
-    def wide(dtype: Any) -> Any:
-        return jnp.promote_types(dtype, jnp.float32) if _is_float(dtype) else dtype
-
     def body(total: Any, part: Any) -> Any:
         grads, out = fn(part)
         return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, grads), out
 
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, wide(s.dtype)), shapes)
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, wide_dtype(s.dtype)), shapes)
     total, out = lax.scan(body, zeros, parts)
     return jax.tree.map(
         lambda t: t / microbatches if _is_float(t.dtype) else t, total
     ), out
+
+
+def wide_dtype(dtype: Any) -> Any:
+    """float32 for what is narrower; others as they are."""
+    is_narrow = _is_float(dtype) and jnp.dtype(dtype).itemsize < 4
+    return jnp.dtype(jnp.float32) if is_narrow else jnp.dtype(dtype)
 
 
 def as_gradient(grad: Any, param: jax.Array) -> jax.Array:

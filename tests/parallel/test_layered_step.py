@@ -19,20 +19,21 @@ RANKS, STEPS, DEPTH, WIDTH, HIDDEN, ROWS = 8, 20, 3, 64, 512, 16
 
 def embed(outer: Any, batch: Any, key: Any) -> Any:
     del key
-    return {"h": batch["x"] @ outer["in"], "row": batch["row"]}
+    x = batch["x"].astype(outer["in"].dtype)
+    return {"h": x @ outer["in"], "row": batch["row"]}
 
 
 def block(layer: Any, x: Any, key: Any) -> Any:
     h = jnp.tanh(x["h"] @ layer["up"] + layer["bias"][None])
     if key is not None:
-        h = h * jax.random.bernoulli(key, 0.9, h.shape)
+        h = jnp.where(jax.random.bernoulli(key, 0.9, h.shape), h, 0)
     return {"h": x["h"] + h @ layer["down"], "row": x["row"]}
 
 
 def loss(outer: Any, x: Any, batch: Any, key: Any) -> Any:
     del key
     # Tied: `in` is used on both sides.
-    out = x["h"] @ outer["in"].T
+    out = (x["h"] @ outer["in"].T).astype(batch["y"].dtype)
     return jnp.mean((out - batch["y"]) ** 2), {
         "row": jnp.mean(x["row"].astype(x["h"].dtype))
     }
@@ -162,6 +163,11 @@ def chain(axis: Any) -> Any:
     )
 
 
+def eightbit(axis: Any) -> Any:
+    del axis
+    return sfpo.adamw8bit(1e-3, weight_decay=0.1)
+
+
 _known: dict[Any, Any] = {}
 
 
@@ -200,6 +206,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], str | None, dict[str, Any]]] = {
     "onebit_adam": (onebit, "data", {}),
     "onebit_adam between nodes, clipped": (onebit, "node", {"max_norm": 0.5}),
     "sparsify and onebit_adam": (chain, "data", {"skip_nonfinite": True}),
+    "adamw8bit": (eightbit, None, {"recompute": ()}),
 }
 
 
@@ -222,3 +229,230 @@ def test_it_equals_plain_differentiation(case: str) -> None:
             state.params,
             wanted,
         )
+
+
+def test_states_of_a_sharded_step_lie_one_part_a_device() -> None:
+    tx = sfpo.adamw8bit(1e-3)
+    mesh = sfpo.make_mesh()
+    step = sfpo.make_layered_train_step(MODEL, tx, mesh, shard="weights")
+    shapes = step.init_shapes(jax.tree.map(np.float32, parameters()))
+    up = shapes.params["layers"]["up"]
+    assert up.sharding.shard_shape(up.shape) == (DEPTH, WIDTH // RANKS, HIDDEN)
+    mu = shapes.opt_state.layers.tx.mu["up"].values
+    assert mu.shape == (DEPTH, RANKS, WIDTH // RANKS, HIDDEN)
+    assert mu.sharding.shard_shape(mu.shape) == (DEPTH, 1, WIDTH // RANKS, HIDDEN)
+    # Too small to be cut: every device has it, and a state for all of it.
+    bias = shapes.params["layers"]["bias"]
+    assert bias.sharding.is_fully_replicated
+
+
+def test_quantised_states_do_not_depend_on_how_they_are_sharded() -> None:
+    reached = []
+    for shard in ("none", "states", "weights"):
+        with jax.enable_x64(True):
+            tx = sfpo.adamw8bit(1e-3, nu_dtype="int8")
+            mesh = sfpo.make_mesh()
+            step = sfpo.make_layered_train_step(MODEL, tx, mesh, shard=shard)
+            state = step.init(parameters())
+            # Later, rounding at random would differ between the shards.
+            state, _ = step(state, batch_of(0))
+            reached.append(jax.tree.map(np.asarray, state.params))
+    for other in reached[1:]:
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-9),
+            reached[0],
+            other,
+        )
+
+
+@pytest.mark.parametrize("rounding", ["stochastic", "error_term"])
+def test_bfloat16_weights_follow_those_of_float32(rounding: str) -> None:
+    """Steps far under a bfloat16's unit, which the nearest would lose altogether."""
+
+    def run(dtype: Any, rounding: str | None) -> Any:
+        mesh = sfpo.make_mesh()
+        step = sfpo.make_layered_train_step(
+            MODEL, optax.sgd(1e-4), mesh, rounding=rounding
+        )
+        params = jax.tree.map(lambda x: jnp.asarray(x, dtype), parameters())
+        state = step.init(params)
+        for _ in range(30):
+            batch = jax.tree.map(_single, batch_of(0))
+            state, metrics = step(state, jax.tree.map(lambda x: x, batch))
+        return jax.tree.map(np.float32, state.params), float(metrics["loss"])
+
+    wanted, _ = run(jnp.float32, None)
+    start = jax.tree.map(
+        lambda x: np.float32(jnp.asarray(x, jnp.bfloat16)), parameters()
+    )
+    nearest, _ = run(jnp.bfloat16, None)
+    rounded, _ = run(jnp.bfloat16, rounding)
+
+    def moved(params: Any) -> np.ndarray:
+        return (params["layers"]["up"] - start["layers"]["up"]).reshape(-1)
+
+    def alike(a: np.ndarray, b: np.ndarray) -> float:
+        return float(a @ b / (b @ b))
+
+    true = (wanted["layers"]["up"] - np.float32(parameters()["layers"]["up"])).reshape(
+        -1
+    )
+    assert abs(alike(moved(rounded), true) - 1) < 0.2
+    assert alike(moved(nearest), true) < 0.5
+
+
+def _single(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float32) if x.dtype == np.float64 else x
+
+
+def test_dropout_repeats_in_recomputation() -> None:
+    """With one key, both ways to get a gradient see the same dropped entries."""
+    reached = []
+    for recompute in ("full", "none"):
+        with jax.enable_x64(True):
+            step = sfpo.make_layered_train_step(
+                MODEL,
+                optax.sgd(0.1),
+                sfpo.make_mesh(),
+                has_key=True,
+                microbatches=2,
+                recompute=recompute,
+                max_norm=0.5,
+            )
+            state = step.init(parameters(), jax.random.key(3))
+            first = state.params["outer"]["in"].copy()
+            state, metrics = step(state, batch_of(0))
+            reached.append((state.params["outer"]["in"], metrics["grad_norm"]))
+            assert not np.array_equal(first, reached[-1][0])
+    np.testing.assert_allclose(*[p for p, _ in reached], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(*[n for _, n in reached], rtol=1e-12)
+
+
+def encoder_decoder() -> tuple[sfpo.LayeredModel, Any]:
+    """Two stacks; the decoder's layers read what the encoder's left."""
+    rng = np.random.default_rng(1)
+    model = sfpo.LayeredModel(
+        embed=lambda outer, batch, key: {
+            "memory": batch["x"] @ outer["in"],
+            "h": batch["y"] @ outer["in"],
+        },
+        block={
+            "encoder": lambda layer, x, key: {
+                **x,
+                "memory": x["memory"] + jnp.tanh(x["memory"] @ layer["w"]),
+            },
+            "decoder": lambda layer, x, key: {
+                **x,
+                "h": x["h"] + jnp.tanh(x["h"] @ layer["w"] + x["memory"] @ layer["u"]),
+            },
+        },
+        loss=lambda outer, x, batch, key: jnp.mean((x["h"] - 1) ** 2),
+    )
+    layers = {
+        "encoder": {"w": rng.normal(size=(2, 6, 6))},
+        "decoder": {"w": rng.normal(size=(3, 6, 6)), "u": rng.normal(size=(3, 6, 6))},
+    }
+    return model, {"outer": {"in": rng.normal(size=(4, 6))}, "layers": layers}
+
+
+def test_an_encoder_feeds_a_decoder() -> None:
+    model, params = encoder_decoder()
+    with jax.enable_x64(True):
+        step = sfpo.make_layered_train_step(model, optax.sgd(0.1), sfpo.make_mesh())
+        state, metrics = step(step.init(params), batch_of(0))
+
+        def whole(params: Any) -> jax.Array:
+            x = model.embed(params["outer"], batch_of(0), None)
+            for name, block in model.blocks().items():
+                stack = params["layers"][name]
+                for i in range(len(stack["w"])):
+                    layer = jax.tree.map(lambda s, i=i: s[i], stack)
+                    x = block(layer, x, None)
+            return model.loss(params["outer"], x, batch_of(0), None)
+
+        value, grads = jax.value_and_grad(whole)(jax.tree.map(jnp.asarray, params))
+        np.testing.assert_allclose(metrics["loss"], value, rtol=1e-12)
+        jax.tree.map(
+            lambda new, old, g: np.testing.assert_allclose(
+                new, old - 0.1 * g, atol=1e-12
+            ),
+            state.params,
+            params,
+            grads,
+        )
+
+
+def test_what_no_layer_changes_is_saved_once() -> None:
+    model, params = encoder_decoder()
+    step = sfpo.make_layered_train_step(model, optax.sgd(0.1), sfpo.make_mesh())
+    state = step.init_shapes(jax.tree.map(np.float32, params))
+    batch = jax.tree.map(_single, batch_of(0))
+    text = step.lower(state, batch).as_text()
+    # h in each of 3 layers; the memory in each of the encoder's 2, and once after.
+    assert "tensor<3x1x2x6xf32>" in text
+    assert text.count("stablehlo.while") == 4
+    loops = [line for line in text.splitlines() if "stablehlo.while" in line]
+    assert all(line.count("3x1x2x6xf32") <= 2 for line in loops)
+
+
+@pytest.mark.parametrize("kind", ["skip_nonfinite", "max_norm", "by layer"])
+def test_a_step_that_is_not_finite_is_skipped(kind: str) -> None:
+    options = {"skip_nonfinite": {"skip_nonfinite": True}, "max_norm": {"max_norm": 1}}
+    step = sfpo.make_layered_train_step(
+        MODEL, optax.adam(0.1), sfpo.make_mesh(), **options.get(kind, {})
+    )
+    with jax.numpy_dtype_promotion("standard"):
+        state = step.init(jax.tree.map(np.float32, parameters()))
+        before = jax.tree.map(np.asarray, (state.params, state.opt_state))
+        bad = jax.tree.map(_single, batch_of(0))
+        bad["x"][3] = np.nan
+        state, metrics = step(state, bad)
+        jax.tree.map(
+            np.testing.assert_array_equal, (state.params, state.opt_state), before
+        )
+        assert int(metrics["skipped"]) == 1 and int(state.step) == 1
+        state, metrics = step(state, jax.tree.map(_single, batch_of(0)))
+        assert int(metrics["skipped"]) == 1 and np.isfinite(metrics["loss"])
+
+
+def make(**options: Any) -> Any:
+    return sfpo.make_layered_train_step(
+        MODEL, options.pop("tx", optax.sgd(0.1)), sfpo.make_mesh(), **options
+    )
+
+
+def uneven() -> Any:
+    params = parameters()
+    params["layers"]["bias"] = params["layers"]["bias"][:2]
+    return params
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (lambda: make(recompute="some"), '`recompute` must be "full", "none" or'),
+        (lambda: make(shard="states", shard_axes=("rows",)), "must name batch axes"),
+        (lambda: make(max_norm=0.0), "`max_norm` must lie in"),
+        (lambda: make(rounding="up"), "`kind` must be None"),
+        (lambda: make().init({"w": np.ones(3)}), '`params` must be {"outer"'),
+        (lambda: make().init(uneven()), r"\['down'\] has 3 .* \['bias'\]"),
+        (lambda: make(has_key=True).init(parameters()), "`key` is missing"),
+        (
+            lambda: make(
+                tx=optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1))
+            ).init(jax.tree.map(np.float32, parameters())),
+            r"cannot run layer by layer: the update of \['down'\] .*`max_norm=`",
+        ),
+        (
+            lambda: sfpo.stack_layers([{"w": np.ones(3)}, {"w": np.ones(4)}]),
+            r"`layers\[1\]` does not stack .*\['w'\] is float64\[4\] there",
+        ),
+        (
+            lambda: sfpo.stack_layers([{"w": np.ones(3)}, {"b": np.ones(3)}]),
+            r"they differ in \['b'\], \['w'\]",
+        ),
+    ],
+)
+def test_bad_input_is_named(run: Callable[[], Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        run()
