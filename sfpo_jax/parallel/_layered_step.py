@@ -23,7 +23,7 @@ from sfpo_jax.collectives import square_norm, widen
 from sfpo_jax.parallel._layered_model import LayeredModel, depth_of
 from sfpo_jax.parallel._mixing import check_unmixed
 from sfpo_jax.parallel._reduction import reduced_axes
-from sfpo_jax.parallel._sharding import Axes, Kind, Layout, make_layout
+from sfpo_jax.parallel._sharding import Axes, Kind, Layout, check_shard, make_layout
 from sfpo_jax.parallel._stack_pass import (
     Recompute,
     Saved,
@@ -36,7 +36,7 @@ from sfpo_jax.parallel._stack_pass import (
     with_floats,
 )
 from sfpo_jax.parallel._step import Step, TrainState, average, choose, next_step
-from sfpo_jax.transforms import is_per_rank, make_rounding
+from sfpo_jax.transforms import make_rounding
 
 _EMBED, _LOSS, _LAYERS = 0, 1, 2  # what a microbatch's keys are for
 _ROUNDING = 2**31  # no step has this number
@@ -114,20 +114,8 @@ class LayeredTrainStep(Step):
         for stack in self._model.by_name(params["layers"]).values():
             check_unmixed(self._tx, _wide_shapes(stack, leading=1), self.mesh)
         self._plan(params)
-        make_opt = jax.shard_map(
-            self._local_opt_state,
-            mesh=self.mesh,
-            in_specs=(self._param_specs(),),
-            out_specs=PartitionSpec(),
-            check_vma=False,
-        )
-        specs = self._opt_specs(jax.eval_shape(make_opt, params))
-        make_opt = jax.shard_map(
-            self._local_opt_state,
-            mesh=self.mesh,
-            in_specs=(self._param_specs(),),
-            out_specs=specs,
-            check_vma=False,
+        make_opt = self._on_ranks(
+            self._local_opt_state, params, self._param_specs(), self._opt_specs
         )
 
         def create(params: Any, key: Any, model_state: Any) -> TrainState:
@@ -146,11 +134,8 @@ class LayeredTrainStep(Step):
 
     def _plan(self, params: Any) -> None:
         """Finds out how `params`, whole, lie over the mesh, and what `tx` reduces."""
-        ranks = 1
-        for axis in self._shard_axes:
-            ranks *= self.mesh.shape[axis]
         layout = functools.partial(
-            make_layout, kind=self._shard, axes=self._shard_axes, ranks=ranks
+            make_layout, kind=self._shard, axes=self._shard_axes, mesh=self.mesh
         )
         stacks = self._model.by_name(params["layers"])
         self._layouts = {
@@ -169,7 +154,7 @@ class LayeredTrainStep(Step):
         def init(layout: Layout, params: Any) -> UnitState:
             own = layout.own(params)
             made = UnitState(self._tx.init(_wide(own)), self._rounding.init(own))
-            return self._lead(made)
+            return layout.lead(made)
 
         stacks = {
             name: jax.vmap(functools.partial(init, self._layer_layout(name)))(stack)
@@ -179,35 +164,21 @@ class LayeredTrainStep(Step):
             init(self._outer, params["outer"]), self._model.join(stacks)
         )
 
-    def _lead(self, state: Any) -> Any:
-        """Puts the axis of shards in front."""
-        return jax.tree.map(lambda x: x[None], state) if self._shard_axes else state
-
-    def _unlead(self, state: Any) -> Any:
-        return jax.tree.map(lambda x: x[0], state) if self._shard_axes else state
-
     def _opt_specs(self, opt_state: LayeredOptState) -> LayeredOptState:
-        shards = (self._shard_axes,) if self._shard_axes else ()
-
-        def specs(tree: Any, *leading: None) -> Any:
-            def spec(node: Any) -> Any:
-                own = (self._reduces,) if is_per_rank(node) and self._reduces else ()
-                return jax.tree.map(
-                    lambda _: PartitionSpec(*leading, *shards, *own), node
-                )
-
-            return jax.tree.map(spec, tree, is_leaf=is_per_rank)
-
-        return LayeredOptState(specs(opt_state.outer), specs(opt_state.layers, None))
+        reduces = self._reduces or ()
+        stacks = {
+            name: self._layer_layout(name).state_specs(state, reduces, leading=1)
+            for name, state in self._model.by_name(opt_state.layers).items()
+        }
+        outer = self._outer.state_specs(opt_state.outer, reduces)
+        return LayeredOptState(outer, self._model.join(stacks))
 
     def _param_specs(self) -> Any:
-        outer = jax.tree.map(self._outer.spec, self._outer.cuts)
         stacks = {
-            name: jax.tree.map(
-                lambda cut, layout=layout: layout.spec(cut, leading=1), layout.cuts
-            )
+            name: layout.param_specs(leading=1)
             for name, layout in self._layouts["layers"].items()
         }
+        outer = self._outer.param_specs()
         return {"outer": outer, "layers": self._model.join(stacks)}
 
     def _specs(self, state: Any) -> TrainState:
@@ -432,12 +403,12 @@ class LayeredTrainStep(Step):
         dense = self._wide(tuple(a for a in self.batch_axes if a not in done))
         grads = layout.reduce(grads, dense)
         own = layout.own(params)
-        held = self._unlead(unit_state)
+        held = layout.unlead(unit_state)
         updates, new_tx = self._tx.update(grads, held.tx, _wide(own))
         new, rounding = self._rounding.apply(own, updates, held.rounding, key)
         new_held = UnitState(new_tx, rounding)
         new, new_held = choose(finite, (new, new_held), (own, held))
-        return layout.kept(new), self._lead(new_held), square, finite
+        return layout.kept(new), layout.lead(new_held), square, finite
 
     def _rank_mean(self, square: jax.Array) -> jax.Array:
         axes = self._wide(self.batch_axes)
@@ -532,16 +503,7 @@ def make_layered_train_step(
             f'`recompute` must be "full", "none" or a sequence of names, got '
             f"{recompute!r}."
         )
-    if shard not in ("none", "states", "weights"):
-        raise ValueError(
-            f'`shard` must be "none", "states" or "weights", got {shard!r}.'
-        )
-    unknown = [axis for axis in shard_axes if axis not in mesh.axis_names]
-    if shard != "none" and (unknown or "op" in shard_axes):
-        raise ValueError(
-            f"`shard_axes` must name batch axes of the mesh, got {shard_axes!r} for "
-            f"{mesh.axis_names}."
-        )
+    check_shard(shard, shard_axes, mesh)
     return LayeredTrainStep(
         model,
         tx,

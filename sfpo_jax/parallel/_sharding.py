@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from sfpo_jax.collectives import axis_mean, widen
+from sfpo_jax.transforms import is_per_rank
 
 Axes = tuple[str, ...]
 Kind = Literal["none", "states", "weights"]
@@ -53,12 +54,6 @@ class Layout(NamedTuple):
     axes: Axes
     ranks: int
     cuts: Any
-
-    def spec(self, cut: int, leading: int = 0) -> PartitionSpec:
-        """Where a parameter lies, behind `leading` axes of a stack."""
-        if cut < 0 or self.kind != "weights":
-            return PartitionSpec()
-        return PartitionSpec(*[None] * (leading + cut), self.axes)
 
     def full(self, params: Any) -> Any:
         """Whole weights from what this device keeps; inside `shard_map`."""
@@ -109,6 +104,40 @@ class Layout(NamedTuple):
                     leaves[place] = mean
         return treedef.unflatten(leaves)
 
+    def lead(self, state: Any) -> Any:
+        """Puts an axis of the shards in front of every array of a device's state."""
+        return jax.tree.map(lambda x: x[None], state) if self.axes else state
+
+    def unlead(self, state: Any) -> Any:
+        """The inverse of `lead`."""
+        return jax.tree.map(lambda x: x[0], state) if self.axes else state
+
+    def param_specs(self, leading: int = 0) -> Any:
+        """PartitionSpecs of the parameters, behind `leading` axes of a stack."""
+        return jax.tree.map(lambda cut: self._spec(cut, leading), self.cuts)
+
+    def state_specs(self, state: Any, reduces: Axes, leading: int = 0) -> Any:
+        """PartitionSpecs of a state that `lead` returned.
+
+        Args:
+          state: the state of a transformation, only its structure is read.
+          reduces: the axes the transformation reduces over.
+          leading: axes of a stack in front.
+        """
+        shards = (self.axes,) if self.axes else ()
+
+        def spec(node: Any) -> Any:
+            own = (reduces,) if is_per_rank(node) and reduces else ()
+            found = PartitionSpec(*[None] * leading, *shards, *own)
+            return jax.tree.map(lambda _: found, node)
+
+        return jax.tree.map(spec, state, is_leaf=is_per_rank)
+
+    def _spec(self, cut: int, leading: int) -> PartitionSpec:
+        if cut < 0 or self.kind != "weights":
+            return PartitionSpec()
+        return PartitionSpec(*[None] * (leading + cut), self.axes)
+
     def _gather(self, shards: Any) -> Any:
         def gather(cut: int, x: jax.Array) -> jax.Array:
             if cut < 0:
@@ -118,12 +147,34 @@ class Layout(NamedTuple):
         return jax.tree.map(gather, self.cuts, shards)
 
 
+def check_shard(kind: str, axes: Axes, mesh: Mesh) -> None:
+    """Raises ValueError for what cannot be sharded so."""
+    if kind not in ("none", "states", "weights"):
+        raise ValueError(
+            f'`shard` must be "none", "states" or "weights", got {kind!r}.'
+        )
+    batch = [axis for axis in mesh.axis_names if axis != "op"]
+    if kind != "none" and not (axes and set(axes) <= set(batch)):
+        raise ValueError(
+            f"`shard_axes` must name batch axes of the mesh, {batch}, got {axes!r}."
+        )
+
+
 def make_layout(
-    params: Any, kind: Kind, axes: Axes, ranks: int, leading: int = 0
+    params: Any, kind: Kind, axes: Axes, mesh: Mesh, leading: int = 0
 ) -> Layout:
-    """The layout of a tree of whole parameters, behind `leading` axes of a stack."""
+    """The layout of a tree of whole parameters, behind `leading` axes of a stack.
+
+    Args:
+      params: arrays or ShapeDtypeStructs.
+      kind: what is sharded.
+      axes: mesh axes that shards lie along.
+      mesh: the mesh that has them.
+      leading: axes of a stack in front.
+    """
     if kind == "none":
-        axes, ranks = (), 1
+        axes = ()
+    ranks = math.prod(mesh.shape[axis] for axis in axes)
     cuts = jax.tree.map(
         lambda x: shard_axis(x.shape[leading:], ranks) if _is_float(x) else -1, params
     )

@@ -212,6 +212,33 @@ class Step(abc.ABC):
             check_vma=False,
         )(state, batch)
 
+    def _on_ranks(
+        self,
+        make: Callable[[Any], Any],
+        params: Any,
+        param_specs: Any,
+        specs: Callable[[Any], Any],
+    ) -> Callable[[Any], Any]:
+        """`make` of each rank's parameters, as a function of the whole ones.
+
+        Args:
+          make: runs inside `shard_map`.
+          params: whole parameters, of which only shapes are read.
+          param_specs: how they lie over the mesh.
+          specs: from what `make` returns, shapes, to how that lies over the mesh.
+        """
+
+        def sharded(out_specs: Any) -> Callable[[Any], Any]:
+            return jax.shard_map(
+                make,
+                mesh=self.mesh,
+                in_specs=(param_specs,),
+                out_specs=out_specs,
+                check_vma=False,
+            )
+
+        return sharded(specs(jax.eval_shape(sharded(PartitionSpec()), params)))
+
     def _step_key(self, state: TrainState) -> jax.Array | None:
         """This rank's key of this step."""
         if state.key is None:

@@ -15,9 +15,15 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from sfpo_jax._validate import check_at_least
-from sfpo_jax.collectives import axis_mean
 from sfpo_jax.parallel._loss import LossFn, loss_and_grads
 from sfpo_jax.parallel._reduction import reduced_axes
+from sfpo_jax.parallel._sharding import (
+    Axes,
+    Kind,
+    Layout,
+    check_shard,
+    make_layout,
+)
 from sfpo_jax.parallel._step import (
     Step,
     TrainState,
@@ -26,7 +32,7 @@ from sfpo_jax.parallel._step import (
     choose,
     next_step,
 )
-from sfpo_jax.transforms import global_norm, state_specs
+from sfpo_jax.transforms import global_norm
 
 
 class TrainStep(Step):
@@ -42,27 +48,38 @@ class TrainStep(Step):
         has_model_state: bool,
         microbatches: int,
         skip_nonfinite: bool,
-        reduces: tuple[str, ...] | None,
+        shard: Kind,
+        shard_axes: Axes,
+        reduces: Axes | None,
     ) -> None:
         super().__init__(mesh, has_key=has_key, microbatches=microbatches)
         self._tx = optax.with_extra_args_support(tx)
         self._loss_fn = loss_fn
         self._has_model_state = has_model_state
         self._skip_nonfinite = skip_nonfinite
+        self._shard: Kind = shard
+        self._shard_axes = self._wide(shard_axes) if shard != "none" else ()
         self._reduces = reduces
+        self._layout: Layout | None = None
 
     def _creation(
         self, params: Any, key: Any, model_state: Any
     ) -> tuple[Callable[..., TrainState], TrainState]:
         check_given("model_state", model_state, self._has_model_state)
-        if self._reduces is None:
-            self._reduces = reduced_axes(self._tx, params, self.mesh, self.batch_axes)
+        self._plan(params)
+        layout = self._placed()
+
+        def opt_state(params: Any) -> Any:
+            return layout.lead(self._tx.init(layout.own(params)))
 
         def create(params: Any, key: Any, model_state: Any) -> TrainState:
             copy = jax.tree.map(jnp.copy, (params, key, model_state))
+            make_opt = self._on_ranks(
+                opt_state, params, layout.param_specs(), self._opt_specs
+            )
             return TrainState(
                 params=copy[0],
-                opt_state=self._tx.init(params),
+                opt_state=make_opt(params),
                 step=jnp.int32(0),
                 model_state=copy[2],
                 key=copy[1],
@@ -71,16 +88,34 @@ class TrainStep(Step):
 
         return create, jax.eval_shape(create, params, key, model_state)
 
+    def _plan(self, params: Any) -> None:
+        """Finds out how `params`, whole, lie over the mesh, and what `tx` reduces."""
+        self._layout = make_layout(params, self._shard, self._shard_axes, self.mesh)
+        if self._reduces is None:
+            axes = tuple(a for a in self.batch_axes if a not in self._shard_axes)
+            self._reduces = reduced_axes(self._tx, params, self.mesh, axes)
+
+    def _placed(self) -> Layout:
+        assert self._layout is not None
+        return self._layout
+
+    def _opt_specs(self, opt_state: Any) -> Any:
+        return self._placed().state_specs(opt_state, self._reduces or ())
+
     def _specs(self, state: Any) -> TrainState:
+        self._plan(state.params)
         replicated = jax.tree.map(lambda _: PartitionSpec(), state)
-        axes = self._reduces or None
-        return replicated._replace(opt_state=state_specs(state.opt_state, axes))
+        return replicated._replace(
+            params=self._placed().param_specs(),
+            opt_state=self._opt_specs(state.opt_state),
+        )
 
     def _local_step(self, state: TrainState, batch: Any) -> Any:
         assert self._reduces is not None
+        layout = self._placed()
         loss, aux, model_state, grads = loss_and_grads(
             self._loss_fn,
-            state.params,
+            layout.full(state.params),
             batch,
             self._step_key(state),
             state.model_state,
@@ -88,30 +123,30 @@ class TrainStep(Step):
         )
         norm = global_norm(grads, self.batch_axes)
         finite = jnp.isfinite(norm)
-        dense = self._wide(tuple(a for a in self.batch_axes if a not in self._reduces))
-        if dense:
-            leaves, treedef = jax.tree.flatten(grads)
-            grads = treedef.unflatten(axis_mean(leaves, dense))
-        updates, opt_state = self._tx.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        if self._skip_nonfinite:
-            params = choose(finite, params, state.params)
-            opt_state = choose(finite, opt_state, state.opt_state)
+        done = (*self._shard_axes, *self._reduces)
+        dense = self._wide(tuple(a for a in self.batch_axes if a not in done))
+        grads = layout.reduce(grads, dense)
+        own, held = layout.own(state.params), layout.unlead(state.opt_state)
+        updates, new_held = self._tx.update(grads, held, own)
+        new = optax.apply_updates(own, updates)
+        # A transformation sees its shard alone, and could not agree with the others.
+        if self._skip_nonfinite or self._shard_axes:
+            new, new_held = choose(finite, (new, new_held), (own, held))
         if self._has_model_state:
             model_state = average(model_state, self.batch_axes)
             model_state = choose(finite, model_state, state.model_state)
         skipped = state.skipped + (~finite).astype(jnp.int32)
         metrics = average({**aux, "loss": loss}, self.batch_axes)
         metrics |= {"grad_norm": norm, "skipped": skipped}
-        new = TrainState(
-            params=params,
-            opt_state=opt_state,
+        state = TrainState(
+            params=layout.kept(new),
+            opt_state=layout.lead(new_held),
             step=next_step(state.step),
             model_state=model_state,
             key=state.key,
             skipped=skipped,
         )
-        return new, metrics
+        return state, metrics
 
 
 def make_train_step(
@@ -123,7 +158,9 @@ def make_train_step(
     has_model_state: bool = False,
     microbatches: int = 1,
     skip_nonfinite: bool = False,
-    reduces: tuple[str, ...] | None = None,
+    shard: Kind = "none",
+    shard_axes: Axes = ("data",),
+    reduces: Axes | None = None,
 ) -> TrainStep:
     """A data-parallel training step over the `node` and `data` axes of a mesh.
 
@@ -144,6 +181,12 @@ def make_train_step(
         anything is sent.
       skip_nonfinite: keep parameters and optimizer state where the gradient is not
         finite, for any `tx`; SFPO's transformations do so by themselves.
+      shard: "states": every device of `shard_axes` keeps optimizer state for its part
+        of the parameters only (ZeRO-1). "weights": its part of the parameters, too
+        (FSDP); they are gathered for the step. Gradients are then reduce-scattered
+        exactly over these axes, and `tx` may compress over the others. A `tx` that
+        looks at whole leaves, or at several, sees a device's parts of them.
+      shard_axes: mesh axes that shards lie along.
       reduces: the axes `tx` reduces over, where tracing cannot find out.
 
     Returns:
@@ -151,7 +194,7 @@ def make_train_step(
       batch)``. It compiles once, both phases of 1-bit Adam in one program.
 
     Raises:
-      ValueError: `microbatches` below 1.
+      ValueError: `microbatches` below 1, or axes that nothing can be sharded along.
 
     Example:
       >>> import jax.numpy as jnp, optax
@@ -168,6 +211,7 @@ def make_train_step(
       ['grad_norm', 'loss', 'skipped']
     """
     check_at_least("microbatches", microbatches, 1, "parts of a rank's batch")
+    check_shard(shard, shard_axes, mesh)
     return TrainStep(
         loss_fn,
         tx,
@@ -176,5 +220,7 @@ def make_train_step(
         has_model_state=has_model_state,
         microbatches=microbatches,
         skip_nonfinite=skip_nonfinite,
+        shard=shard,
+        shard_axes=tuple(shard_axes),
         reduces=reduces,
     )
