@@ -2,8 +2,8 @@
 
 `compiled.cost_analysis()` counts the body of a loop once and says nothing at all for a
 GPU that is not there. Counted are matrix products and convolutions, two operations for
-each multiply-add; elementwise work, reductions and factorisations are not, being bound
-by memory rather than arithmetic.
+each multiply-add, padding included; elementwise work, reductions and factorisations are
+not, being bound by memory rather than arithmetic.
 """
 
 import math
@@ -94,7 +94,7 @@ def _convolution(equation: Any) -> int:
     positions = 2 * out.size * math.prod(window) * kernel.shape[spec[1]]
     # Zeros put between the inputs, as in the derivative of a stride, cost nothing.
     dilation = math.prod(equation.params["lhs_dilation"])
-    return positions // dilation // equation.params["batch_group_count"]
+    return positions // dilation
 
 
 _EXACT = {
