@@ -53,6 +53,7 @@ class Assignment(NamedTuple):
 
     parameters: dict[int, int]  # bytes by number; absent where not told
     buffers: tuple[Buffer, ...]  # temporaries at the fullest moment, largest first
+    constant_bytes: int  # arrays that are part of the program
 
 
 class _Value(NamedTuple):
@@ -68,12 +69,18 @@ def read_dump(folder: Path) -> Assignment | None:
     Returns:
       None where the files are not there, or not in the form known here.
     """
-    assignment = _only(folder, "*after_optimizations-buffer-assignment.txt")
-    program = _only(folder, "*after_optimizations.txt")
-    if assignment is None or program is None:
+    programs = folder.glob("*after_optimizations.txt")
+    # The largest is the program itself, not a helper compiled beside it.
+    program = max(programs, key=lambda path: path.stat().st_size, default=None)
+    if program is None:
         return None
-    live = _only(folder, "*after_optimizations-live-range.txt") or ""
-    return parse_assignment(assignment, live, program)
+    name = program.name.removesuffix(".txt")
+    assignment = folder / f"{name}-buffer-assignment.txt"
+    live = folder / f"{name}-live-range.txt"
+    if not assignment.exists():
+        return None
+    live_ranges = _read(live) if live.exists() else ""
+    return parse_assignment(_read(assignment), live_ranges, _read(program))
 
 
 def parse_assignment(assignment: str, live_ranges: str, program: str) -> Assignment:
@@ -86,17 +93,20 @@ def parse_assignment(assignment: str, live_ranges: str, program: str) -> Assignm
     """
     parameters: dict[int, int] = {}
     temporaries: list[_Value] = []
+    constants = 0
     is_temporary = False
     for line in assignment.splitlines():
         if found := _ALLOCATION.match(line):
             is_temporary = found[2].startswith("preallocated-temp")
+            constants += int(found[1]) * found[2].startswith("constant")
             if number := _PARAMETER.match(found[2]):
                 parameters[int(number[1])] = int(found[1])
         elif is_temporary and (found := _VALUE.match(line)):
             name, size, offset, shape = found.groups()
             temporaries.append(_Value(name, int(size), int(offset), shape))
     peak = set(_LIVE.findall(live_ranges.partition("(peak):")[2]))
-    return Assignment(parameters, _at_peak(temporaries, peak, origins(program)))
+    buffers = _at_peak(temporaries, peak, origins(program))
+    return Assignment(parameters, buffers, constants)
 
 
 def _at_peak(
@@ -188,7 +198,5 @@ def _field(row: str, name: str) -> str:
     return found[1] if found else ""
 
 
-def _only(folder: Path, pattern: str) -> str | None:
-    """The text of the newest such file: of the program itself, compiled last."""
-    files = sorted(folder.glob(pattern), key=lambda path: path.stat().st_size)
-    return files[-1].read_text(errors="replace") if files else None
+def _read(path: Path) -> str:
+    return path.read_text(errors="replace")

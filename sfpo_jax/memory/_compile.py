@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from sfpo_jax.collectives import transfers, wire_bytes
 from sfpo_jax.memory._buffers import covered, read_dump
@@ -19,7 +20,12 @@ from sfpo_jax.memory._measurement import Measurement
 # Part of the key: raise it when the meaning of a measurement changes.
 _VERSION = 1
 _KEPT_BUFFERS = 32
-_NO_TRITON = {"xla_gpu_enable_triton_gemm": False}
+_NO_TRITON = "without-triton"
+_ATTEMPTS: dict[str, dict[str, bool]] = {
+    "as-is": {},
+    # Some shapes do not tile without autotuning, which needs the card.
+    _NO_TRITON: {"xla_gpu_enable_triton_gemm": False},
+}
 
 
 class CompileError(RuntimeError):
@@ -55,8 +61,9 @@ def measure(
 
 def _compile(lowered: Any, mesh_shape: Mapping[str, int]) -> Measurement:
     with tempfile.TemporaryDirectory(prefix="sfpo-plan-") as folder:
-        compiled, without_triton = _try_compile(lowered, folder)
-        assigned = read_dump(Path(folder))
+        with _no_compilation_cache():
+            compiled, dump = _try_compile(lowered, Path(folder))
+        assigned = read_dump(dump)
     stats = compiled.memory_analysis()
     buffers = assigned.buffers if assigned else ()
     activations = covered(b for b in buffers if b.is_activation)
@@ -67,26 +74,45 @@ def _compile(lowered: Any, mesh_shape: Mapping[str, int]) -> Measurement:
         alias_bytes=stats.alias_size_in_bytes,
         temporary_bytes=stats.temp_size_in_bytes,
         activation_bytes=min(activations, stats.temp_size_in_bytes),
+        constant_bytes=assigned.constant_bytes if assigned else 0,
         parameters=assigned.parameters if assigned else {},
         buffers=buffers[:_KEPT_BUFFERS],
         wire_bytes=wire_bytes(sent),
-        without_triton=without_triton,
+        without_triton=dump.name == _NO_TRITON,
     )
 
 
-def _try_compile(lowered: Any, folder: str) -> tuple[Any, bool]:
-    """The program compiled, and whether it needed the second attempt."""
-    errors = []
-    for options in ({}, _NO_TRITON):
+def _try_compile(lowered: Any, folder: Path) -> tuple[Any, Path]:
+    """The compiled program, and the folder of what the compiler wrote about it."""
+    errors: list[str] = []
+    for name, options in _ATTEMPTS.items():
         with tempfile.TemporaryFile() as log:
             try:
                 with _quiet(log.fileno()):
-                    options = {"xla_dump_to": folder, **options}
-                    return lowered.compile(compiler_options=options), len(options) > 1
-            # Some shapes do not tile without autotuning, which needs the card.
+                    where = {"xla_dump_to": str(folder / name)}
+                    compiled = lowered.compile(compiler_options=where | options)
+                return compiled, folder / name
             except jax.errors.JaxRuntimeError as error:
-                errors.append(str(error).strip().splitlines() or [""])
-    raise CompileError(f"the program does not compile: {errors[0][0]}")
+                errors += str(error).strip().splitlines()[:1]
+    reason = errors[0] if errors else "the compiler gives no reason"
+    raise CompileError(f"the program does not compile: {reason}")
+
+
+@contextlib.contextmanager
+def _no_compilation_cache() -> Iterator[None]:
+    """A program from JAX's own cache on disk is not compiled and tells nothing."""
+    if not jax.config.jax_compilation_cache_dir:
+        yield
+        return
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    # JAX looks at the setting once.
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()
 
 
 @contextlib.contextmanager

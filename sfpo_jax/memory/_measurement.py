@@ -13,6 +13,7 @@ class Measurement(NamedTuple):
     alias_bytes: int
     temporary_bytes: int
     activation_bytes: int  # of the temporaries
+    constant_bytes: int  # arrays that are part of the program, besides
     parameters: dict[int, int]  # argument bytes by number, as far as they are told
     buffers: tuple[Buffer, ...]
     wire_bytes: dict[str, int]

@@ -22,8 +22,9 @@ from sfpo_jax.memory._topology import (
     install_command,
     planning_mesh,
 )
-from sfpo_jax.units import parse_bytes
+from sfpo_jax.units import format_bytes, parse_bytes
 
+_NOTEWORTHY = 0.01  # of the arguments
 _COMPILERS = ("auto", "gpu", "cpu")
 
 
@@ -115,6 +116,12 @@ def plan(
         notes.append(
             "compiled with xla_gpu_enable_triton_gemm=false: some product does not "
             "tile without autotuning"
+        )
+    if measured.constant_bytes > _NOTEWORTHY * measured.argument_bytes:
+        size = format_bytes(measured.constant_bytes, digits=3)
+        notes.append(
+            f"{size} of arrays are part of the program and not in the total: pass what "
+            "the function closes over as arguments"
         )
     flops, note = _count(step, shapes, len(devices))
     return Plan(

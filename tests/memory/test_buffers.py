@@ -54,6 +54,8 @@ allocation 0: size 32, parameter 0, shape |f32[8]| at ShapeIndex {}:
  value: <1 x @0> (size=32,offset=0): f32[8]{0}
 allocation 1: size 16, maybe-live-out:
  value: <9 old @0> (size=16,offset=0): f32[4]{0}
+allocation 3: size 24, constant:
+ value: <8 c @0> (size=24,offset=0): f32[6]{0}
 allocation 2: size 112, preallocated-temp:
  value: <2 dus.1 @0> (size=32,offset=0): f32[8]{0}
  value: <3 while{1} (phi) @0> (size=32,offset=0): f32[8]{0}
@@ -74,6 +76,7 @@ LIVE = """HloLiveRange (max 9):
 def test_the_fullest_moment_with_the_makers_of_what_lives_there() -> None:
     found = parse_assignment(ASSIGNMENT, LIVE, PROGRAM)
     assert found.parameters == {0: 32}
+    assert found.constant_bytes == 24
     kept, grad = found.buffers
     # The loop's value has no maker of its own: what was put in its place has.
     assert kept == Buffer(
@@ -112,4 +115,4 @@ def test_a_dump_that_is_not_there_is_none(tmp_path: Path) -> None:
     name = "m.after_optimizations-buffer-assignment.txt"
     (tmp_path / name).write_text("another form")
     found = read_dump(tmp_path)
-    assert found is not None and found == ({}, ())
+    assert found is not None and found == ({}, (), 0)

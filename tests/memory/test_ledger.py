@@ -16,6 +16,7 @@ MEASURED = Measurement(
     alias_bytes=40,
     temporary_bytes=30,
     activation_bytes=20,
+    constant_bytes=7,
     parameters={0: 40, 1: 30, 2: 25},
     buffers=(),
     wire_bytes={},

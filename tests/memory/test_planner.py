@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 import sfpo_jax as sfpo
-from sfpo_jax.memory import MissingCompilerError, _planner
+from sfpo_jax.memory import CompileError, MissingCompilerError, _compile, _planner
+from sfpo_jax.memory._cache import Cache
 from tests.memory import programs
 from tests.memory.programs import ARGS, STEP, build, needs_gpu_compiler, plan_on_cpu
 
@@ -148,3 +149,53 @@ def test_a_step_that_cannot_be_traced_again_has_no_flops() -> None:
     assert plan.flops is None
     assert "FLOPs not counted: TypeError" in str(plan)
     check(plan)
+
+
+def test_what_the_function_closes_over_is_told() -> None:
+    closed_over = jnp.arange(256.0 * 256.0).reshape(256, 256)
+    plan = plan_on_cpu(jax.jit(lambda x: x @ closed_over), programs.shape(4, 256))
+    check(plan)
+    assert "262 KB of arrays are part of the program" in str(plan)
+
+
+def test_jaxs_own_cache_hides_nothing(tmp_path: Path) -> None:
+    names = {
+        "jax_compilation_cache_dir": str(tmp_path),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+    }
+    before = {name: getattr(jax.config, name) for name in names}
+    first = plan_on_cpu(STEP, *ARGS)
+    try:
+        for name, value in names.items():
+            jax.config.update(name, value)
+        STEP.lower(*ARGS).compile()
+        assert plan_on_cpu(STEP, *ARGS) == first
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+
+
+def test_a_program_that_does_not_tile_is_compiled_without_triton() -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Untileable:
+        def as_text(self) -> str:
+            return ""
+
+        def compile(self, compiler_options: dict[str, Any]) -> Any:
+            asked.append(compiler_options)
+            if len(asked) == 1:
+                os.write(2, b"a page of logs")
+                raise jax.errors.JaxRuntimeError("INTERNAL: cannot tile\nmore")
+            return STEP.lower(*ARGS).compile(compiler_options={})
+
+    measured = _compile.measure(Untileable(), "cpu", {}, Cache(None))
+    assert measured.without_triton and measured.argument_bytes == PARAMS + INPUTS
+    assert asked[1]["xla_gpu_enable_triton_gemm"] is False
+
+    class Broken(Untileable):
+        def compile(self, compiler_options: dict[str, Any]) -> Any:
+            raise jax.errors.JaxRuntimeError("INTERNAL: broken\nmore")
+
+    with pytest.raises(CompileError, match=r"compile: INTERNAL: broken$"):
+        _compile.measure(Broken(), "cpu", {}, Cache(None))
