@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-_ALLOCATION = re.compile(r"allocation \d+: size (\d+), (.*)")
+_ALLOCATION = re.compile(r"allocation \d+: size (\d+), (?:page \d+, )?(.*)")
 _PARAMETER = re.compile(r"parameter (\d+), ")
 _VALUE = re.compile(
     r" value: <\d+ (.+?)(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (.+)"
@@ -94,16 +94,18 @@ def parse_assignment(assignment: str, live_ranges: str, program: str) -> Assignm
     parameters: dict[int, int] = {}
     temporaries: list[_Value] = []
     constants = 0
-    is_temporary = False
+    base, end = None, 0  # where this allocation of temporaries begins and ends
     for line in assignment.splitlines():
         if found := _ALLOCATION.match(line):
-            is_temporary = found[2].startswith("preallocated-temp")
-            constants += int(found[1]) * found[2].startswith("constant")
-            if number := _PARAMETER.match(found[2]):
-                parameters[int(number[1])] = int(found[1])
-        elif is_temporary and (found := _VALUE.match(line)):
+            size, kind = int(found[1]), found[2]
+            base = end if kind.startswith("preallocated-temp") else None
+            end += size if base is not None else 0
+            constants += size * kind.startswith("constant")
+            if number := _PARAMETER.match(kind):
+                parameters[int(number[1])] = size
+        elif base is not None and (found := _VALUE.match(line)):
             name, size, offset, shape = found.groups()
-            temporaries.append(_Value(name, int(size), int(offset), shape))
+            temporaries.append(_Value(name, int(size), base + int(offset), shape))
     peak = set(_LIVE.findall(live_ranges.partition("(peak):")[2]))
     buffers = _at_peak(temporaries, peak, origins(program))
     return Assignment(parameters, buffers, constants)

@@ -19,6 +19,7 @@ from sfpo_jax.memory._measurement import Measurement
 
 # Part of the key: raise it when the meaning of a measurement changes.
 _VERSION = 1
+_CACHE_SWITCH = "jax_enable_compilation_cache"
 _KEPT_BUFFERS = 32
 _NO_TRITON = "without-triton"
 _ATTEMPTS: dict[str, dict[str, bool]] = {
@@ -101,17 +102,17 @@ def _try_compile(lowered: Any, folder: Path) -> tuple[Any, Path]:
 @contextlib.contextmanager
 def _no_compilation_cache() -> Iterator[None]:
     """A program from JAX's own cache on disk is not compiled and tells nothing."""
-    if not jax.config.jax_compilation_cache_dir:
+    if not getattr(jax.config, "jax_compilation_cache_dir", None):
         yield
         return
-    before = jax.config.jax_enable_compilation_cache
-    jax.config.update("jax_enable_compilation_cache", False)
+    before = getattr(jax.config, _CACHE_SWITCH)
+    jax.config.update(_CACHE_SWITCH, False)
     # JAX looks at the setting once.
     compilation_cache.reset_cache()
     try:
         yield
     finally:
-        jax.config.update("jax_enable_compilation_cache", before)
+        jax.config.update(_CACHE_SWITCH, before)
         compilation_cache.reset_cache()
 
 

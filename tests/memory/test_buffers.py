@@ -86,6 +86,19 @@ def test_the_fullest_moment_with_the_makers_of_what_lives_there() -> None:
     assert (grad.size, grad.offset) == (16, 32)
 
 
+def test_newer_text_names_pages_and_may_have_several_allocations() -> None:
+    newer = ASSIGNMENT.replace(", parameter", ", page 0, parameter")
+    newer = newer.replace(", preallocated", ", page 0, preallocated")
+    newer += """allocation 4: size 8, page 1, preallocated-temp:
+ value: <7 more @0> (size=8,offset=0): f32[2]{0}
+"""
+    live = LIVE + "    more{}: 8 bytes (cumulative: 104 bytes)\n"
+    found = parse_assignment(newer, live, PROGRAM)
+    assert found.parameters == {0: 32}
+    # Behind the first allocation, which is 112 bytes long.
+    assert [(b.size, b.offset) for b in found.buffers] == [(32, 0), (16, 32), (8, 112)]
+
+
 def test_a_frame_of_an_installed_package_gives_way_to_its_caller() -> None:
     made_by = origins(PROGRAM)
     # Frame 2 was called by frame 1, frame 3 by nobody who is known.
