@@ -7,7 +7,7 @@ from typing import Any
 from sfpo_jax._validate import check_at_least
 from sfpo_jax.memory._devices import find_device
 from sfpo_jax.memory._plan import Plan
-from sfpo_jax.memory._planner import plan, read_budget
+from sfpo_jax.memory._planner import budget_bytes, plan
 
 Build = Callable[[Any, int], Any]
 
@@ -17,7 +17,7 @@ def max_batch_size(
     *,
     device: str = "a100-80gb",
     mesh_shape: Mapping[str, int] | None = None,
-    budget: str | int | None = None,
+    budget: str | None = None,
     multiple_of: int = 1,
     limit: int = 2**20,
     compiler: str = "auto",
@@ -59,7 +59,7 @@ def max_batch_size(
     """
     check_at_least("multiple_of", multiple_of, 1, "what divides every batch")
     card = find_device(device)
-    allowed = card.memory_bytes if budget is None else read_budget(budget)
+    allowed = budget_bytes(card, budget)
 
     def measure(units: int) -> int:
         def build_one(mesh: Any) -> Any:
@@ -69,7 +69,7 @@ def max_batch_size(
             build_one,
             device=device,
             mesh_shape=mesh_shape or {"data": 1},
-            budget=allowed,
+            budget=budget,
             compiler=compiler,
             cache=cache,
         )

@@ -14,7 +14,7 @@ import jax
 from sfpo_jax.memory._batch_size import max_batch_size
 from sfpo_jax.memory._compile import CompileError
 from sfpo_jax.memory._devices import DEVICES, find_device
-from sfpo_jax.memory._planner import plan, read_budget
+from sfpo_jax.memory._planner import budget_bytes, plan
 from sfpo_jax.memory._topology import MissingCompilerError, compiler_problem
 from sfpo_jax.units import format_bytes
 
@@ -59,9 +59,7 @@ def run_plan(options: argparse.Namespace) -> int:
       0 when the program fits, 1 when it does not, 2 when the command is wrong.
     """
     try:
-        find_device(options.device)
-        if options.budget is not None:
-            read_budget(options.budget)
+        budget_bytes(find_device(options.device), options.budget)
         mesh_shape = parse_mesh(options.mesh)
         _prepare(options.compiler, math.prod(mesh_shape.values()))
         build = load_target(options.target)

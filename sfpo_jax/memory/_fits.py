@@ -23,7 +23,7 @@ def assert_fits(
     step: Any,
     *args: Any,
     device: str = "a100-80gb",
-    budget: str | int | None = None,
+    budget: str | None = None,
     mesh_shape: Mapping[str, int] | None = None,
     **options: Any,
 ) -> Plan:

@@ -33,7 +33,7 @@ def plan(
     *args: Any,
     device: str = "a100-80gb",
     mesh_shape: Mapping[str, int] | None = None,
-    budget: str | int | None = None,
+    budget: str | None = None,
     compiler: str = "auto",
     cache: bool | str | Path = True,
 ) -> Plan:
@@ -50,8 +50,8 @@ def plan(
         are read; those without a sharding lie on one device.
       device: "a100-40gb", "a100-80gb", "h100-80gb", "h200" or "b200".
       mesh_shape: sizes by axis, e.g. ``{"node": 2, "data": 8}``: 2 hosts of 8 GPUs.
-      budget: what a device may hold, a size with its unit ("40GB") or bytes; None is
-        all its memory.
+      budget: what a device may hold, a size with its unit ("40GB"); None is all its
+        memory.
       compiler: "gpu"; "cpu", which is quick and wrong by what the two compilers do
         differently; "auto" takes the GPU's and falls back with a note.
       cache: keep measurements below ``$XDG_CACHE_HOME/sfpo_jax``; a folder of your own,
@@ -82,7 +82,7 @@ def plan(
       True
     """
     card = find_device(device)
-    limit = card.memory_bytes if budget is None else read_budget(budget)
+    limit = budget_bytes(card, budget)
     compiler, notes = _choose(compiler)
     if mesh_shape is None:
         if not hasattr(step, "lower"):
@@ -142,11 +142,9 @@ def plan(
     )
 
 
-def read_budget(budget: str | int) -> int:
-    """Bytes of a budget: text with a unit, or a whole number of bytes."""
-    if isinstance(budget, int) and not isinstance(budget, bool):
-        return budget
-    return parse_bytes(budget, name="budget")
+def budget_bytes(card: Device, budget: str | None) -> int:
+    """What a device may hold: all its memory where nothing is said."""
+    return card.memory_bytes if budget is None else parse_bytes(budget, name="budget")
 
 
 class _Target(NamedTuple):

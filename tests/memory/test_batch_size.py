@@ -74,7 +74,7 @@ def test_a_real_program_fits_and_the_next_does_not() -> None:
     size = sfpo.max_batch_size(
         programs.build_small,
         mesh_shape={"data": 2},
-        budget=budget,
+        budget=f"{budget}B",
         multiple_of=100,
         **options,
     )

@@ -125,6 +125,7 @@ def test_without_the_extra_the_cpu_plans_and_the_plan_says_how_to_get_it(
     [
         (STEP, {"device": "a100"}, "`device` is unknown, got 'a100'"),
         (STEP, {"budget": "40"}, "`budget` has no unit"),
+        (STEP, {"budget": "40000000"}, "`budget` has no unit"),
         (STEP, {"budget": "40Gb"}, "did you mean 'GB'"),
         (STEP, {"compiler": "tpu"}, "`compiler` must be one of"),
         (lambda x: x, {}, r"`step` must have .lower\(\*args\)"),
