@@ -1,6 +1,10 @@
 """sfpo_jax: models that do not fit, and networks too slow for their gradients."""
 
 from sfpo_jax import compression as compression
+from sfpo_jax.memory import Plan as Plan
+from sfpo_jax.memory import assert_fits as assert_fits
+from sfpo_jax.memory import max_batch_size as max_batch_size
+from sfpo_jax.memory import plan as plan
 from sfpo_jax.parallel import LayeredModel as LayeredModel
 from sfpo_jax.parallel import make_layered_train_step as make_layered_train_step
 from sfpo_jax.parallel import make_mesh as make_mesh

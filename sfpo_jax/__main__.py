@@ -7,21 +7,33 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from sfpo_jax import _doctor
+from sfpo_jax.memory import add_plan_arguments, run_plan
 
 PROGRAM = "python -m sfpo_jax"
+
+
+def _run_doctor(options: argparse.Namespace) -> int:
+    del options
+    return _doctor.run()
 
 
 class Command(NamedTuple):
     """What a command does, in one line and in code."""
 
     summary: str
-    run: Callable[[], int]  # returns the exit status
+    run: Callable[[argparse.Namespace], int]  # returns the exit status
+    add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
 
 
 COMMANDS = {
     "doctor": Command(
         "what is installed, on which devices it runs, and what to do about the rest",
-        _doctor.run,
+        _run_doctor,
+    ),
+    "plan": Command(
+        "how much memory a program takes on a GPU that is not there, and whose it is",
+        run_plan,
+        add_plan_arguments,
     ),
 }
 
@@ -41,6 +53,8 @@ def _build_parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(
             name, help=command.summary, description=f"Tells {command.summary}."
         )
+        if command.add_arguments is not None:
+            command.add_arguments(sub)
         sub.set_defaults(run=command.run)
     return parser
 
@@ -66,8 +80,9 @@ def main(argv: Sequence[str]) -> int:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         remedy = f"did you mean '{near[0]}'?" if near else f"use {', '.join(COMMANDS)}"
         parser.error(f"unknown command '{name}': {remedy}")
-    run: Callable[[], int] = parser.parse_args(argv).run
-    return run()
+    options = parser.parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = options.run
+    return run(options)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 
+from sfpo_jax import memory
 from sfpo_jax._requirements import Requirement, parse_requirement, satisfies
 from sfpo_jax.units import format_bytes
 
@@ -143,6 +144,20 @@ def check_memory(environ: Mapping[str, str], on: str) -> list[Finding]:
     return findings
 
 
+def check_planner(problem: str | None, command: str) -> list[Finding]:
+    """Whether `plan` has XLA's GPU compiler.
+
+    Args:
+      problem: why not, None when it has.
+      command: what installs it.
+    """
+    if problem is None:
+        fact = "XLA's GPU compiler is there: `plan` needs no GPU"
+        return [Finding("ok", "planner", fact)]
+    fact = f"no GPU compiler, `plan` uses the CPU's and is less exact: {problem}"
+    return [Finding("note", "planner", fact, f"if you want it: {command}")]
+
+
 def standing_notes() -> list[Finding]:
     """What holds on every machine and is easily taken for something else."""
     return [
@@ -216,6 +231,7 @@ def examine() -> list[Finding]:
     findings += check_packages(map(parse_requirement, declared), installed)
     findings += check_devices(found, os.environ, has_nvidia)
     findings += check_memory(os.environ, "gpu" if is_wanted else found.platform)
+    findings += check_planner(memory.compiler_problem(), memory.install_command())
     return findings + standing_notes()
 
 

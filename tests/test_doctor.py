@@ -205,3 +205,11 @@ def test_a_wrong_command_line_is_one_line_and_status_2(
     said = capsys.readouterr().err
     assert words in said
     assert said.count("\n") == 1 and said.endswith("\n")
+
+
+def test_the_planner_is_there_or_says_what_installs_it() -> None:
+    assert only(_doctor.check_planner(None, "pip")).mark == "ok"
+    finding = only(_doctor.check_planner("no plugin", "pip install plugin"))
+    assert finding.mark == "note"
+    assert finding.fact.endswith("no plugin")
+    assert finding.remedy == "if you want it: pip install plugin"

@@ -1,0 +1,81 @@
+"""Measurements kept on disk: a large program takes a minute to compile."""
+
+import json
+import linecache
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from sfpo_jax.memory._buffers import Buffer, Origin
+from sfpo_jax.memory._measurement import Measurement
+
+
+def cache_folder() -> Path:
+    """Where measurements are kept: below XDG_CACHE_HOME, or ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "sfpo_jax" / "plans"
+
+
+class Cache:
+    """A folder of measurements, one file each; None keeps nothing."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def load(self, key: str) -> Measurement | None:
+        """What was kept under this key.
+
+        None also where the entry is damaged, or names a line of code that has changed
+        since: the program may be the same, but what would be printed is not.
+        """
+        if self._folder is None:
+            return None
+        try:
+            entry = json.loads((self._folder / f"{key}.json").read_text())
+            lines = entry.pop("lines")
+            measured = _decode(entry)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        return measured if lines == _lines(measured) else None
+
+    def save(self, key: str, measured: Measurement) -> None:
+        """Keeps a measurement; a disk that is full or read-only is no error."""
+        if self._folder is None:
+            return
+        entry = measured._asdict() | {"lines": _lines(measured)}
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            # Renamed when whole, so that no other process reads half of it.
+            with tempfile.NamedTemporaryFile(
+                "w", dir=self._folder, suffix=".tmp", delete=False
+            ) as file:
+                json.dump(entry, file)
+            os.replace(file.name, self._folder / f"{key}.json")
+        except OSError:
+            return
+
+
+def _decode(entry: dict[str, Any]) -> Measurement:
+    buffers = tuple(
+        Buffer(int(size), str(shape), int(offset), Origin(*origin))
+        for size, shape, offset, origin in entry.pop("buffers")
+    )
+    parameters = {int(k): int(v) for k, v in entry.pop("parameters").items()}
+    wire = {str(k): int(v) for k, v in entry.pop("wire_bytes").items()}
+    without_triton = bool(entry.pop("without_triton"))
+    sizes = {name: int(value) for name, value in entry.items()}
+    return Measurement(
+        **sizes,
+        parameters=parameters,
+        buffers=buffers,
+        wire_bytes=wire,
+        without_triton=without_triton,
+    )
+
+
+def _lines(measured: Measurement) -> list[str]:
+    """The lines of code that the buffers name."""
+    linecache.checkcache()
+    origins = (buffer.origin for buffer in measured.buffers)
+    return [linecache.getline(o.file, o.line).strip() for o in origins if o.file]

@@ -1,0 +1,20 @@
+"""What a compilation tells about a program's memory."""
+
+from typing import NamedTuple
+
+from sfpo_jax.memory._buffers import Buffer
+
+
+class Measurement(NamedTuple):
+    """Bytes of one device, as the compiler assigned them."""
+
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    temporary_bytes: int
+    activation_bytes: int  # of the temporaries
+    constant_bytes: int  # arrays that are part of the program, besides
+    parameters: dict[int, int]  # argument bytes by number, as far as they are told
+    buffers: tuple[Buffer, ...]
+    wire_bytes: dict[str, int]
+    without_triton: bool
