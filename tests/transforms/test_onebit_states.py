@@ -20,7 +20,7 @@ WARMUP, STEPS, RANKS = 5, 12, 2
 # On the wire: 9 rows of 2,048, ten over two ranks. The second leaf is too small for
 # bytes, but its server error lies among the rows of the first.
 SHAPES = [(32, 512), (2048,)]
-INT8 = {"mu_dtype": "int8", "nu_dtype": "int8", "error_dtype": "int8"}
+INT8: dict[str, Any] = {"mu_dtype": "int8", "nu_dtype": "int8", "error_dtype": "int8"}
 
 
 class Narrow(OnebitAdam):
@@ -100,7 +100,7 @@ def mu_of(node: Quantized) -> oracle_states.Bytes:
 @pytest.mark.parametrize("nu", ["int8", "factored"])
 def test_the_warmup_is_adamw8bit(nu: str) -> None:
     params: Any = [jnp.ones(s) for s in SHAPES]
-    kinds = {"mu_dtype": "int8", "nu_dtype": nu}
+    kinds: dict[str, Any] = {"mu_dtype": "int8", "nu_dtype": nu}
     ours = sfpo.onebit_adam(0.1, weight_decay=0.1, warmup_steps=9, **kinds)
     theirs = sfpo.adamw8bit(0.1, weight_decay=0.1, **kinds)
     run, other = Ranks(ours, params, None), Ranks(theirs, params, None)
@@ -125,7 +125,8 @@ def test_training_stays_close_and_the_variance_frozen(kinds: dict[str, Any]) -> 
     # A quadratic: narrow states must not keep it from its minimum.
     target = [np.random.default_rng(1).normal(size=s) for s in SHAPES]
     ends = []
-    for chosen in ({}, kinds):
+    plain: dict[str, Any] = {}
+    for chosen in (plain, kinds):
         tx = sfpo.onebit_adam(
             0.02, b2=0.99, warmup_steps=20, axis_name="data", **chosen
         )
@@ -156,7 +157,8 @@ def test_the_wire_is_the_same() -> None:
 
     sent = []
     batch = np.ones(RANKS, np.float32)
-    for kinds in ({}, INT8):
+    plain: dict[str, Any] = {}
+    for kinds in (plain, INT8):
         tx = sfpo.onebit_adam(0.1, warmup_steps=3, axis_name="data", **kinds)
         mesh = sfpo.make_mesh(devices=jax.devices()[:RANKS])
         step = sfpo.make_train_step(loss_fn, tx, mesh)
