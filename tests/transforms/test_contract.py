@@ -84,6 +84,7 @@ ROWS = {
         RATED,
         {
             "total_steps": 10,
+            "min_size": 4,
             "nu_dtype": "factored",
             "error_dtype": "int8",
             "refresh_every": 3,
