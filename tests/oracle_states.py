@@ -59,7 +59,8 @@ def quantize(
     values, scales = [], []
     for start in range(0, x.shape[-1], width):
         here = np.s_[..., start : start + width]
-        block = x[here] if signed else x[here] ** 0.25
+        power = 0.5 if signed else 0.25
+        block = np.sign(x[here]) * np.abs(x[here]) ** power
         scale = np.abs(block).max(axis=-1, keepdims=True) / (127 if signed else 255)
         units = block / np.where(scale > 0, scale, 1)
         if signed or chance is None:
@@ -77,7 +78,8 @@ def dequantize(kept: Bytes, signed: bool = True) -> np.ndarray:
     """The array again."""
     width = block_size(kept.values.shape[-1])
     scales = np.repeat(kept.scales, width, axis=-1)[..., : kept.values.shape[-1]]
-    return kept.values * scales if signed else (kept.values * scales) ** 4
+    roots = kept.values * scales
+    return roots * np.abs(roots) if signed else roots**4
 
 
 def is_quantized(shape: tuple[int, ...]) -> bool:

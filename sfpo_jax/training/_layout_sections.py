@@ -157,10 +157,11 @@ class Communication:
 class Memory:
     """Precision of what the optimizer keeps."""
 
-    mu_dtype: Literal["float32", "bfloat16", "packed"] = "float32"
-    """First moment; packed: as the bytes it arrived in (1-bit algorithms only, with
-    communication.compression.refresh_every none)."""
-    nu_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Second moment."""
-    error_dtype: Literal["float32", "bfloat16"] = "float32"
+    mu_dtype: Literal["float32", "bfloat16", "int8", "packed"] = "float32"
+    """First moment; int8: one byte a parameter; packed: as the bytes it arrived in
+    (1-bit algorithms only, with communication.compression.refresh_every none)."""
+    nu_dtype: Literal["float32", "bfloat16", "int8", "factored"] = "float32"
+    """Second moment; int8: one byte a parameter; factored: means of the rows and
+    columns of matrices alone."""
+    error_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
     """Residuals of the error feedback."""

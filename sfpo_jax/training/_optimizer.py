@@ -13,6 +13,7 @@ from sfpo_jax.training._groups import decayed, scale_by_groups
 from sfpo_jax.training._layout_sections import Communication, Compression, Memory
 from sfpo_jax.training._sections import Optimizer, Sparsity
 from sfpo_jax.transforms import (
+    adamw8bit,
     clip_by_global_norm,
     compressed_mean,
     onebit_adam,
@@ -105,16 +106,17 @@ def sparsity_curve(
 
 
 def make_dense_optimizer(
-    optimizer: Optimizer, steps: int, mu_dtype: Any = None
+    optimizer: Optimizer, steps: int, memory: Memory | None = None
 ) -> optax.GradientTransformation:
     """AdamW on the exact mean, which the train step makes: the reference.
 
     Args:
       optimizer: the section.
       steps: steps of the run.
-      mu_dtype: dtype of the first moment; None = float32.
+      memory: dtypes of the moments; None = float32. Those of Optax's AdamW make it,
+        others `adamw8bit`.
     """
-    adamw = _in_groups(_adamw(optimizer, steps, mu_dtype), optimizer)
+    adamw = _in_groups(_adamw(optimizer, steps, memory or Memory()), optimizer)
     if optimizer.clip_norm == "none":
         return adamw
     return optax.chain(optax.clip_by_global_norm(optimizer.clip_norm), adamw)
@@ -147,9 +149,8 @@ def make_optimizer(
     """
     chosen = communication.compression
     _check_memory(memory, chosen)
-    mu_dtype = None if memory.mu_dtype == "float32" else memory.mu_dtype
     if chosen.algorithm == "none":
-        return make_dense_optimizer(optimizer, steps, mu_dtype)
+        return make_dense_optimizer(optimizer, steps, memory)
     shared = {
         "error_feedback": chosen.error_feedback,
         "error_dtype": memory.error_dtype,
@@ -162,7 +163,7 @@ def make_optimizer(
             "eps": optimizer.eps,
             "weight_decay": optimizer.weight_decay,
             "mask": functools.partial(decayed, optimizer.groups),
-            "mu_dtype": mu_dtype,
+            "mu_dtype": _none_if_float32(memory.mu_dtype),
             "nu_dtype": memory.nu_dtype,
             "compressor": _compressor(communication),
             "refresh_every": _none(chosen.refresh_every),
@@ -170,7 +171,7 @@ def make_optimizer(
         reduced = _one_bit(optimizer, sparsity, communication, shared, steps, axis_name)
     else:
         mean = compressed_mean(_compressor(communication), axis_name, **shared)
-        reduced = optax.chain(mean, _adamw(optimizer, steps, mu_dtype))
+        reduced = optax.chain(mean, _adamw(optimizer, steps, memory))
     reduced = _in_groups(reduced, optimizer)
     if optimizer.clip_norm == "none":
         return reduced
@@ -188,17 +189,26 @@ def _in_groups(
 
 
 def _adamw(
-    optimizer: Optimizer, steps: int, mu_dtype: Any
+    optimizer: Optimizer, steps: int, memory: Memory
 ) -> optax.GradientTransformation:
-    return optax.adamw(
-        make_learning_rate(optimizer, steps),
-        b1=optimizer.b1,
-        b2=optimizer.b2,
-        eps=optimizer.eps,
-        mu_dtype=mu_dtype,
-        weight_decay=optimizer.weight_decay,
-        mask=functools.partial(decayed, optimizer.groups),
-    )
+    shared: dict[str, Any] = {
+        "learning_rate": make_learning_rate(optimizer, steps),
+        "b1": optimizer.b1,
+        "b2": optimizer.b2,
+        "eps": optimizer.eps,
+        "mu_dtype": _none_if_float32(memory.mu_dtype),
+        "weight_decay": optimizer.weight_decay,
+        "mask": functools.partial(decayed, optimizer.groups),
+    }
+    # Optax's own where it can, for it is the reference.
+    if memory.mu_dtype == "int8" or memory.nu_dtype != "float32":
+        return adamw8bit(**shared, nu_dtype=memory.nu_dtype)
+    return optax.adamw(**shared)
+
+
+def _none_if_float32(dtype: str) -> str | None:
+    """None, which is float64 where the parameters are, for the default."""
+    return None if dtype == "float32" else dtype
 
 
 def _one_bit(
@@ -234,6 +244,7 @@ def _one_bit(
         cosine_sparsity(base, steps, final),
         min_size=sparsity.min_size,
         error_feedback=sparsity.error_feedback,
+        error_dtype=shared["error_dtype"],
         axis_name=axis_name,
     )
     return optax.chain(
@@ -264,7 +275,7 @@ def _none(value: Any) -> Any:
 
 
 def _check_memory(memory: Memory, chosen: Compression) -> None:
-    """AdamW keeps its second moment in float32 and has no packed first moment."""
+    """A packed moment needs a momentum that arrives packed, in each step."""
     algorithm = chosen.algorithm
     if algorithm in ONE_BIT:
         if memory.mu_dtype == "packed" and chosen.refresh_every != "none":
@@ -277,13 +288,7 @@ def _check_memory(memory: Memory, chosen: Compression) -> None:
     names = " or ".join(ONE_BIT)
     if memory.mu_dtype == "packed":
         raise ValueError(
-            "`memory.mu_dtype` must be float32 or bfloat16 with "
+            "`memory.mu_dtype` must be float32, bfloat16 or int8 with "
             f"`communication.compression.algorithm` {algorithm}, got packed: only the "
             f"momentum of {names} arrives packed."
-        )
-    if memory.nu_dtype != "float32":
-        raise ValueError(
-            "`memory.nu_dtype` must be float32 with "
-            f"`communication.compression.algorithm` {algorithm}, got "
-            f"{memory.nu_dtype}: choose {names}, or keep float32."
         )

@@ -25,13 +25,13 @@ from sfpo_jax.collectives import (
     varying_axes,
 )
 from sfpo_jax.compression import Compressor
+from sfpo_jax.transforms._moments import load, resolve_kind, store
 from sfpo_jax.transforms._state import (
     PerRank,
     Selection,
     bucket_entries,
     own,
     per_rank,
-    resolve_dtype,
     select,
     warn_if_reduced,
     zeros_per_rank,
@@ -69,7 +69,8 @@ def compressed_mean(
       compressor: what goes on the wire, from `sfpo_jax.compression`.
       axis_name: mesh axis (or axes) of data parallelism; None is one worker.
       error_feedback: keep what compression lost, on both sides.
-      error_dtype: of the residuals, float32 or bfloat16; None = float32.
+      error_dtype: of the residuals: float32, bfloat16, or "int8", one byte an entry;
+        None = float32.
       bucket_size: leaves are sent together up to this many bytes of float32.
 
     Returns:
@@ -87,8 +88,8 @@ def compressed_mean(
       [-2.  2.]
     """
     entries = bucket_entries(bucket_size)
-    dtype = resolve_dtype(
-        "error_dtype", error_dtype, ("float32", "bfloat16", "float64")
+    kind = resolve_kind(
+        "error_dtype", error_dtype, ("float32", "bfloat16", "float64", "int8")
     )
 
     def buckets_of(chosen: Selection, ranks: int) -> tuple[Bucket, ...]:
@@ -99,9 +100,9 @@ def compressed_mean(
             return CompressedMeanState(PerRank(()), PerRank(()))
         chosen = select(params)
         ranks = mesh_axis_size(axis_name)
-        work = dtype or chosen.working_dtype()
-        worker = zeros_per_rank(chosen.shapes(), work, axis_name)
-        server = zeros_server_error(buckets_of(chosen, ranks), ranks, work, axis_name)
+        kept = (kind, chosen.working_dtype(), axis_name)
+        worker = zeros_per_rank(chosen.shapes(), *kept)
+        server = zeros_server_error(buckets_of(chosen, ranks), ranks, *kept)
         return CompressedMeanState(PerRank(chosen.state(worker)), PerRank(server))
 
     def update_fn(
@@ -126,19 +127,22 @@ def compressed_mean(
         def reduce() -> tuple[list[jax.Array], CompressedMeanState]:
             buckets = buckets_of(chosen, axis_size(axis_name))
             grads, server = chosen.widened(), None
+            errors, held = [], ()
             if error_feedback:
                 errors = own(chosen.read(state.worker_error.tree), axis_name)
-                grads = [g + e.astype(work) for g, e in zip(grads, errors, strict=True)]
+                grads = [g + load(e, work) for g, e in zip(grads, errors, strict=True)]
                 held = own(state.server_error.tree, axis_name)
-                server = jax.tree.map(lambda x: x.astype(work), held)
+                server = [[load(x, work) for x in rows] for rows in held]
             live = [bucket.live() for bucket in buckets]
             reduced = reduce_leaves(compressor, buckets, grads, server, live, axis_name)
             if not error_feedback:
                 return reduced.mean, state
-            worker_error = chosen.state(reduced.worker_error)
-            new = per_rank((worker_error, reduced.server_error), axis_name)
-            old = (state.worker_error.tree, state.server_error.tree)
-            new = jax.tree.map(lambda n, o: n.astype(o.dtype), new, old)
+            worker = map(store, reduced.worker_error, errors)
+            new = (
+                chosen.state(list(worker)),
+                jax.tree.map(store, reduced.server_error, held),
+            )
+            new = per_rank(new, axis_name)
             return reduced.mean, CompressedMeanState(PerRank(new[0]), PerRank(new[1]))
 
         taken = all_finite(chosen.chosen(), axis_name)

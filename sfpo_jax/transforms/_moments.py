@@ -66,10 +66,13 @@ def zeros_moment(
         if is_worth_factoring(shape):
             return zeros_factored(shape, work)
         return jnp.zeros(shape, work)
-    if kind is not None and kind == jnp.int8:
-        zeros = jnp.zeros(shape, work)
-        return quantize(zeros, signed) if is_worth_quantizing(shape) else zeros
-    return jnp.zeros(shape, kind or work)
+    if kind is None or kind != jnp.int8:
+        return jnp.zeros(shape, kind or work)
+    if not is_worth_quantizing(shape):
+        return jnp.zeros(shape, work)
+    # Not computed: outside `jit` each operation would make an array of floats.
+    node = jax.eval_shape(lambda: quantize(jnp.zeros(shape, work), signed))
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), node)
 
 
 def load(node: Any, dtype: Any) -> jax.Array:

@@ -17,13 +17,9 @@ from sfpo_jax._validate import (
 from sfpo_jax.collectives import AxisName
 from sfpo_jax.compression import Compressor, sign
 from sfpo_jax.transforms._freeze import WarmupSteps, freeze_rule
+from sfpo_jax.transforms._moments import resolve_kind
 from sfpo_jax.transforms._onebit_core import OnebitAdam, ScaleByOnebitAdamState
-from sfpo_jax.transforms._state import (
-    MaskOrFn,
-    bucket_entries,
-    resolve_dtype,
-    select,
-)
+from sfpo_jax.transforms._state import MaskOrFn, bucket_entries, select
 
 _FLOATS = ("float32", "bfloat16", "float64")
 
@@ -141,16 +137,17 @@ def onebit_adam(
       axis_name: mesh axis (or axes) of data parallelism; None is one worker.
       compressor: what goes on the wire; None = `compression.sign()`.
       error_feedback: keep what compression lost, on both sides. Leave it on.
-      mu_dtype: of the first moment: float32, bfloat16, or "packed": the bytes it
-        arrived in, 1/8 byte a parameter, in place of 4.
-      nu_dtype: of the second moment, float32 or bfloat16.
+      mu_dtype: of the first moment: float32, bfloat16, "int8" (one byte, as in
+        `adamw8bit`), or "packed": the bytes it arrived in, 1/8 byte a parameter.
+      nu_dtype: of the second moment: float32, bfloat16, "int8", or "factored" (means
+        of rows and columns).
       nu_floor: after the freeze, v counts as at least this share of the mean of its
         block. It touches almost nothing after a dense warm-up, and keeps a run alive
         whose warm-up was masked; 0 is the published algorithm.
       refresh_every: k, every k-th step after the freeze is dense and updates v with the
         weight of k steps, so that v follows the training for 1/k of the dense bytes;
         None, the published algorithm, freezes v for good.
-      error_dtype: of the residuals, float32 or bfloat16.
+      error_dtype: of the residuals on both sides: float32, bfloat16 or "int8".
       mask: leaves to decay, a tree of bools or a function of the parameters to one.
       bucket_size: leaves are sent together up to this many bytes of float32: larger
         transfers gain nothing, and joining leaves costs a copy.
@@ -253,11 +250,12 @@ def _core(
             f"`compressor` must be a compressor such as sfpo_jax.compression.sign(), "
             f"got {compressor!r}."
         )
-    is_packed = isinstance(mu_dtype, str) and mu_dtype == "packed"
-    error = resolve_dtype("error_dtype", error_dtype, _FLOATS)
-    if is_packed and error is not None and error.name == "bfloat16":
+    mu = resolve_kind("mu_dtype", mu_dtype, (*_FLOATS, "int8", "packed"))
+    is_packed = isinstance(mu, str)
+    error = resolve_kind("error_dtype", error_dtype, (*_FLOATS, "int8"))
+    if is_packed and error is not None and error.name in ("bfloat16", "int8"):
         raise ValueError(
-            '`error_dtype` must be float32 with `mu_dtype="packed"`, got bfloat16: '
+            f'`error_dtype` must be float32 with `mu_dtype="packed"`, got {error}: '
             "during the warm-up its buffer holds the first moment."
         )
     if refresh_every is not None:
@@ -271,8 +269,8 @@ def _core(
         compressor=sign() if compressor is None else compressor,
         has_feedback=error_feedback,
         is_packed=is_packed,
-        mu_dtype=None if is_packed else _mu_dtype(mu_dtype),
-        nu_dtype=resolve_dtype("nu_dtype", nu_dtype, _FLOATS),
+        mu_dtype=None if is_packed else mu,
+        nu_dtype=resolve_kind("nu_dtype", nu_dtype, (*_FLOATS, "int8", "factored")),
         nu_floor=nu_floor,
         refresh_every=refresh_every,
         error_dtype=error,
@@ -293,10 +291,3 @@ def _check_refresh(refresh_every: Scalar, is_packed: bool) -> None:
             '`refresh_every` must be None with `mu_dtype="packed"`, got '
             f"{refresh_every}: the moment of a dense step does not fit in one bit."
         )
-
-
-def _mu_dtype(mu_dtype: Any) -> Any:
-    try:
-        return resolve_dtype("mu_dtype", mu_dtype, _FLOATS)
-    except ValueError as error:
-        raise ValueError(str(error).replace("float64,", 'float64, "packed",')) from None

@@ -50,6 +50,14 @@ from sfpo_jax.collectives import (
 )
 from sfpo_jax.compression import Compressor
 from sfpo_jax.transforms._freeze import FreezeRule, FreezeState
+from sfpo_jax.transforms._hash import make_seed
+from sfpo_jax.transforms._moments import (
+    bias_correction,
+    load,
+    next_variance,
+    store,
+    zeros_moment,
+)
 from sfpo_jax.transforms._state import (
     PerRank,
     Selection,
@@ -130,23 +138,24 @@ class OnebitAdam:
         ranks = mesh_axis_size(self.axis_name)
         buckets = self._buckets(chosen, ranks)
 
-        def zeros(dtype: Any) -> Any:
+        def zeros(kind: Any, signed: bool) -> Any:
             shapes = chosen.shapes()
-            return chosen.state([jnp.zeros(s, dtype or work) for s in shapes])
+            return chosen.state(
+                [zeros_moment(s, kind, work, signed=signed) for s in shapes]
+            )
 
-        error_dtype = self.error_dtype or work
+        kept = (self.error_dtype, work, self.axis_name)
         worker, server = (), ()
         if self.has_feedback or self.is_packed:
-            zero = zeros_per_rank(chosen.shapes(), error_dtype, self.axis_name)
-            worker = chosen.state(zero)
+            worker = chosen.state(zeros_per_rank(chosen.shapes(), *kept))
         if self.has_feedback:
-            server = zeros_server_error(buckets, ranks, error_dtype, self.axis_name)
+            server = zeros_server_error(buckets, ranks, *kept)
         packed = self._empty_payloads(buckets, work)
         return ScaleByOnebitAdamState(
             count=jnp.zeros([], jnp.int32),
             freeze=self.freeze.init(),
-            mu=packed if self.is_packed else zeros(self.mu_dtype),
-            nu=zeros(self.nu_dtype),
+            mu=packed if self.is_packed else zeros(self.mu_dtype, True),
+            nu=zeros(self.nu_dtype, False),
             worker_error=PerRank(worker),
             server_error=PerRank(server),
         )
@@ -163,7 +172,7 @@ class OnebitAdam:
         is_compressed = is_compressed_step(state, self.refresh_every)
 
         def skip() -> tuple[Arrays, ScaleByOnebitAdamState]:
-            zeros = [jnp.zeros_like(v, work) for v in chosen.read(state.nu)]
+            zeros = [jnp.zeros_like(v) for v in _load(work, chosen.read(state.nu))]
             return zeros, self._with_own_errors(state)
 
         def warmup() -> tuple[Arrays, ScaleByOnebitAdamState]:
@@ -191,11 +200,15 @@ class OnebitAdam:
             b2 = b2.astype(work)
         grads = axis_mean(chosen.widened(), self.axis_name)
         worker = own(state.worker_error.tree, self.axis_name)
-        mu = _as(work, chosen.read(worker if self.is_packed else state.mu))
-        nu = _as(work, chosen.read(state.nu))
+        mu = _load(work, chosen.read(worker if self.is_packed else state.mu))
         mu = [b1 * m + (1 - b1) * g for m, g in zip(mu, grads, strict=True)]
-        nu = [b2 * v + (1 - b2) * g * g for v, g in zip(nu, grads, strict=True)]
         count = increment(state.count)
+        seed = make_seed(count)
+        pairs = [
+            next_variance(v, g, b2, seed)
+            for v, g in zip(chosen.read(state.nu), grads, strict=True)
+        ]
+        nu = [v for v, _ in pairs]
         variances = nu
         if self.refresh_every is not None:
             buckets = self._buckets(chosen, axis_size(self.axis_name))
@@ -205,7 +218,7 @@ class OnebitAdam:
                 jnp.where(is_refresh, r, v) for r, v in zip(raised, nu, strict=True)
             ]
         directions = self._directions(mu, variances, count, count)
-        correction = _bias_correction(self.b2, count, work)
+        correction = bias_correction(self.b2, count, work)
         norm = sum((jnp.sum(v) for v in nu), jnp.zeros([], work)) / correction
         freeze = self.freeze.observe(state.freeze, count, norm)
         freeze = jax.tree.map(
@@ -219,7 +232,7 @@ class OnebitAdam:
         return directions, state._replace(
             count=count,
             freeze=freeze,
-            nu=self._hold(chosen, nu, state.nu),
+            nu=chosen.state([node for _, node in pairs]),
         )
 
     def _compressed(
@@ -228,7 +241,7 @@ class OnebitAdam:
         """Adam with v frozen and the mean of the momenta compressed."""
         b1, work = self.b1, chosen.working_dtype()
         buckets = self._buckets(chosen, axis_size(self.axis_name))
-        nu = _as(work, chosen.read(state.nu))
+        nu = _load(work, chosen.read(state.nu))
         variances = [bucket.pack(nu) for bucket in buckets]
         live = [tuple(rows > 0 for rows in groups) for groups in variances]
         variances = [tuple(self._raised(x) for x in groups) for groups in variances]
@@ -236,15 +249,15 @@ class OnebitAdam:
         worker = own(state.worker_error.tree, self.axis_name)
         server = own(state.server_error.tree, self.axis_name)
         has_errors = self.has_feedback or self.is_packed
-        errors = _as(work, chosen.read(worker)) if has_errors else []
+        errors = _load(work, chosen.read(worker)) if has_errors else []
         if self.is_packed:
             is_first = state.count == state.freeze.step
             mu = _unpack(buckets, self._decode(state.mu, live), chosen.shapes())
-            mu = _as(work, mu)
+            mu = _load(work, mu)
             mu = [jnp.where(is_first, e, m) for m, e in zip(mu, errors, strict=True)]
             errors = [jnp.where(is_first, 0, e) for e in errors]
         else:
-            mu = _as(work, chosen.read(state.mu))
+            mu = _load(work, chosen.read(state.mu))
         total = [
             b1 * m + (1 - b1) * g for m, g in zip(mu, chosen.widened(), strict=True)
         ]
@@ -255,15 +268,13 @@ class OnebitAdam:
             self.compressor,
             buckets,
             total,
-            [_as(work, rows) for rows in server] if self.has_feedback else None,
+            [_load(work, rows) for rows in server] if self.has_feedback else None,
             live,
             self.axis_name,
         )
         if self.has_feedback:
             held = self._hold(chosen, reduced.worker_error, worker)
-            server = jax.tree.map(
-                lambda new, old: new.astype(old.dtype), reduced.server_error, server
-            )
+            server = jax.tree.map(store, reduced.server_error, server)
             state = state._replace(
                 worker_error=PerRank(per_rank(held, self.axis_name)),
                 server_error=PerRank(per_rank(server, self.axis_name)),
@@ -282,7 +293,7 @@ class OnebitAdam:
         """(m / (1 - b1^t)) / (sqrt(v / (1 - b2^W)) + eps), 0 where v is 0."""
         if not mu:
             return []
-        mu_correction = _bias_correction(self.b1, count, mu[0].dtype)
+        mu_correction = bias_correction(self.b1, count, mu[0].dtype)
         directions = []
         for m, v in zip(mu, nu, strict=True):
             denominator = self._denominator(v, frozen_at)
@@ -291,7 +302,7 @@ class OnebitAdam:
 
     def _denominator(self, v: jax.Array, updated_at: jax.Array) -> jax.Array:
         """sqrt(v / (1 - b2^W)) + eps, W the step that v was last brought up to."""
-        return jnp.sqrt(v / _bias_correction(self.b2, updated_at, v.dtype)) + self.eps
+        return jnp.sqrt(v / bias_correction(self.b2, updated_at, v.dtype)) + self.eps
 
     def _last_refresh(self, state: ScaleByOnebitAdamState) -> jax.Array:
         """The step that v was last brought up to, int32[]."""
@@ -352,11 +363,9 @@ class OnebitAdam:
 
     @staticmethod
     def _hold(chosen: Selection, values: Arrays, old: Any) -> Any:
-        """A state tree of `values` in the dtypes of `old`."""
+        """A state tree of `values`, kept as those of `old` are."""
         held = chosen.read(old)
-        return chosen.state(
-            [v.astype(o.dtype) for v, o in zip(values, held, strict=True)]
-        )
+        return chosen.state([store(v, o) for v, o in zip(values, held, strict=True)])
 
 
 def _unpack(
@@ -371,10 +380,5 @@ def _unpack(
     return [flat[i].reshape(shape) for i, shape in enumerate(shapes)]
 
 
-def _as(dtype: Any, arrays: Any) -> Arrays:
-    return [x.astype(dtype) for x in arrays]
-
-
-def _bias_correction(decay: Scalar, count: jax.Array, dtype: Any) -> jax.Array:
-    """1 - decay^count, a scalar."""
-    return 1 - jnp.power(jnp.asarray(decay, dtype), count.astype(dtype))
+def _load(dtype: Any, nodes: Any) -> Arrays:
+    return [load(node, dtype) for node in nodes]

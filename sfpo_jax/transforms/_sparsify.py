@@ -21,6 +21,7 @@ from sfpo_jax._validate import Scalar, check_at_least, check_range, is_known
 from sfpo_jax.collectives import AxisName, all_finite, vary, varying_axes
 from sfpo_jax.kernels import kept_count, select_largest_of_each
 from sfpo_jax.schedules import Schedule
+from sfpo_jax.transforms._moments import load, resolve_kind, store
 from sfpo_jax.transforms._state import (
     MaskOrFn,
     PerRank,
@@ -28,7 +29,6 @@ from sfpo_jax.transforms._state import (
     increment,
     own,
     per_rank,
-    resolve_dtype,
     select,
     zeros_per_rank,
 )
@@ -76,7 +76,8 @@ def sparsify(
       min_size: tensors of fewer entries pass dense.
       mask: leaves to sparsify, a tree of bools or a function of the tree; None = all.
         Integer, boolean and empty leaves always pass.
-      error_dtype: dtype of the residuals, float32 or bfloat16; None = float32.
+      error_dtype: of the residuals: float32, bfloat16, or "int8", one byte an entry;
+        None = float32.
       axis_name: mesh axis the ranks agree over on a skipped step.
 
     Returns:
@@ -99,7 +100,7 @@ def sparsify(
     if momentum is not None:
         check_range("momentum", momentum, 0.0, 1.0, "a decay factor", open_high=True)
     check_at_least("min_size", min_size, 0, "the size from which tensors are masked")
-    dtype = resolve_dtype("error_dtype", error_dtype, ("float32", "bfloat16"))
+    kind = resolve_kind("error_dtype", error_dtype, ("float32", "bfloat16", "int8"))
     has_residual = error_feedback or momentum is not None
 
     def init_fn(params: optax.Params) -> SparsifyState:
@@ -108,7 +109,7 @@ def sparsify(
         def zeros(wanted: bool) -> PerRank:
             if not wanted:
                 return PerRank(())
-            zeros = zeros_per_rank(chosen.shapes(), dtype or jnp.float32, axis_name)
+            zeros = zeros_per_rank(chosen.shapes(), kind, jnp.float32, axis_name)
             return PerRank(chosen.state(zeros))
 
         return SparsifyState(
@@ -137,14 +138,12 @@ def sparsify(
 
         if momentum is not None:
             velocity = [
-                u.astype(g.dtype) * momentum + g
+                load(u, g.dtype) * momentum + g
                 for g, u in zip(grads, velocity, strict=True)
             ]
             grads = velocity
         if has_residual:
-            grads = [
-                g + r.astype(g.dtype) for g, r in zip(grads, residual, strict=True)
-            ]
+            grads = [g + load(r, g.dtype) for g, r in zip(grads, residual, strict=True)]
         masks = _masks(grads, share, min_size)
         # What rounding to the leaf's dtype loses stays in the residual too.
         sent = [
@@ -170,18 +169,16 @@ def sparsify(
 
 def _read(
     chosen: Selection, node: PerRank, is_used: bool, axis_name: AxisName
-) -> list[jax.Array]:
+) -> list[Any]:
     return own(chosen.read(node.tree), axis_name) if is_used else []
 
 
 def _where(
-    condition: jax.Array, new: Sequence[jax.Array], old: Sequence[jax.Array]
-) -> list[jax.Array]:
-    """Each new array, cast to the old one's dtype, where the condition holds."""
-    return [
-        jnp.where(condition, n.astype(o.dtype), o)
-        for n, o in zip(new, old, strict=True)
-    ]
+    condition: jax.Array, new: Sequence[jax.Array], old: Sequence[Any]
+) -> list[Any]:
+    """Each new array, kept as the old one is, where the condition holds."""
+    kept = [store(n, o) for n, o in zip(new, old, strict=True)]
+    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), kept, list(old))
 
 
 def _masks(

@@ -18,6 +18,7 @@ from sfpo_jax.collectives import (
     varies,
     vary,
 )
+from sfpo_jax.transforms._moments import zeros_moment
 from sfpo_jax.units import parse_bytes
 
 MaskOrFn = Any | Callable[[Any], Any] | None
@@ -69,25 +70,30 @@ def state_specs(opt_state: Any, axis_name: AxisName) -> Any:
 
 
 def zeros_per_rank(
-    shapes: Sequence[tuple[int, ...]], dtype: Any, axis_name: AxisName
-) -> list[jax.Array]:
-    """Zeros of each shape, behind the leading axis that `PerRank` describes."""
+    shapes: Sequence[tuple[int, ...]], kind: Any, work: Any, axis_name: AxisName
+) -> list[Any]:
+    """A node of zeros of each shape, behind the leading axis that `PerRank` describes.
+
+    `kind` is how it is kept and `work` the dtype of the arithmetic, as in `_moments`.
+    """
+    zeros = [zeros_moment(shape, kind, work) for shape in shapes]
     if axis_name is None:
-        return [jnp.zeros(shape, dtype) for shape in shapes]
+        return zeros
     ranks = 1 if is_bound(axis_name) else mesh_axis_size(axis_name)
-    zeros = [jnp.zeros((ranks, *shape), dtype) for shape in shapes]
+    zeros = jax.tree.map(lambda x: jnp.zeros((ranks, *x.shape), x.dtype), zeros)
     return vary(zeros, axis_name) if is_bound(axis_name) else zeros
 
 
 def zeros_server_error(
-    buckets: Sequence[Bucket], ranks: int, dtype: Any, axis_name: AxisName
-) -> tuple[tuple[jax.Array, ...], ...]:
+    buckets: Sequence[Bucket], ranks: int, kind: Any, work: Any, axis_name: AxisName
+) -> tuple[tuple[Any, ...], ...]:
     """The server error of each bucket's groups: this rank's rows, [rows / N, width]."""
     return tuple(
         tuple(
             zeros_per_rank(
                 [(group.rows // ranks, group.width) for group in bucket.groups],
-                dtype,
+                kind,
+                work,
                 axis_name,
             )
         )
@@ -215,22 +221,3 @@ def increment(count: jax.Array) -> jax.Array:
 def bucket_entries(bucket_size: str) -> int:
     """Entries of float32 in a size such as "256MB"; UnitError for what is no size."""
     return max(1, parse_bytes(bucket_size, name="bucket_size") // 4)
-
-
-def resolve_dtype(name: str, dtype: Any, allowed: Sequence[str]) -> Any:
-    """A floating dtype from an argument; None stays None (= as the arithmetic).
-
-    Raises:
-      ValueError: a dtype outside `allowed`.
-    """
-    if dtype is None:
-        return None
-    try:
-        found = jnp.dtype(dtype)
-    except TypeError:
-        found = None
-    if found is None or found.name not in allowed:
-        raise ValueError(
-            f"`{name}` must be None or one of {', '.join(allowed)}, got {dtype!r}."
-        )
-    return found

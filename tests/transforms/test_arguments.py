@@ -30,6 +30,10 @@ def recipe(learning_rate: float = 1e-3, total_steps: int = 100, **others: Any) -
     return sfpo.sfpo(learning_rate, total_steps, **others)
 
 
+def eight(learning_rate: float = 1e-3, **arguments: Any) -> Any:
+    return sfpo.adamw8bit(learning_rate, **arguments)
+
+
 def mean(**arguments: Any) -> Any:
     return sfpo.compressed_mean(sfpo.compression.sign(), None, **arguments)
 
@@ -46,11 +50,11 @@ CASES: list[tuple[Callable[..., Any], str, Any, str]] = [
     (adam, "weight_decay", NAN, "at least 0"),
     (adam, "warmup_steps", 0, "at least 1"),
     (adam, "warmup_steps", -5, "at least 1"),
-    (adam, "mu_dtype", "int8", '"packed"'),
+    (adam, "mu_dtype", "int4", '"int8", "packed"'),
     (adam, "mu_dtype", "float16", "bfloat16"),
-    (adam, "nu_dtype", "packed", "bfloat16"),
+    (adam, "nu_dtype", "packed", '"int8", "factored"'),
     (adam, "nu_dtype", "float8", "bfloat16"),
-    (adam, "error_dtype", "int8", "bfloat16"),
+    (adam, "error_dtype", "factored", '"int8"'),
     (adam, "bucket_size", "256", "unit"),
     (adam, "bucket_size", "many MB", "with its unit"),
     (adam, "nu_floor", 1.5, "[0, 1]"),
@@ -64,7 +68,7 @@ CASES: list[tuple[Callable[..., Any], str, Any, str]] = [
     (feedback, "momentum", 1.0, "[0, 1)"),
     (feedback, "momentum", -0.5, "[0, 1)"),
     (feedback, "min_size", -1, "at least 0"),
-    (feedback, "error_dtype", "int8", "bfloat16"),
+    (feedback, "error_dtype", "float64", '"int8"'),
     (anneal, "base", 1.2, "[0, 1]"),
     (anneal, "final", -0.5, "[0, 1]"),
     (anneal, "total_steps", 0, "at least 1"),
@@ -74,7 +78,14 @@ CASES: list[tuple[Callable[..., Any], str, Any, str]] = [
     (recipe, "base_sparsity", 70, "[0, 1]"),
     (recipe, "final_sparsity", -0.3, "[0, 1]"),
     (recipe, "learning_rate", -1.0, "pass it positive"),
-    (recipe, "nu_dtype", "int8", "bfloat16"),
+    (recipe, "nu_dtype", "uint8", "bfloat16"),
+    (eight, "learning_rate", -1.0, "pass it positive"),
+    (eight, "b1", 1.0, "[0, 1)"),
+    (eight, "b2", -0.5, "[0, 1)"),
+    (eight, "eps", -1.0, "at least 0"),
+    (eight, "weight_decay", -1.0, "at least 0"),
+    (eight, "mu_dtype", "factored", '"int8"'),
+    (eight, "nu_dtype", "packed", '"factored"'),
     (sfpo.clip_by_global_norm, "max_norm", 0.0, "(0, inf]"),
     (sfpo.clip_by_global_norm, "max_norm", -1.0, "(0, inf]"),
     (sfpo.clip_by_global_norm, "max_norm", NAN, "(0, inf]"),
@@ -122,10 +133,11 @@ def test_auto_needs_the_length_of_the_run(build: Callable[..., Any]) -> None:
     check(error, "total_steps", "1", "at least 2")
 
 
-def test_a_packed_moment_needs_a_float32_residual() -> None:
+@pytest.mark.parametrize("narrow", ["bfloat16", "int8"])
+def test_a_packed_moment_needs_a_float32_residual(narrow: str) -> None:
     with pytest.raises(ValueError) as error:
-        adam(mu_dtype="packed", error_dtype="bfloat16")
-    check(error, "error_dtype", "float32", "bfloat16", 'mu_dtype="packed"')
+        adam(mu_dtype="packed", error_dtype=narrow)
+    check(error, "error_dtype", "float32", narrow, 'mu_dtype="packed"')
 
 
 def test_a_packed_moment_has_no_dense_steps() -> None:

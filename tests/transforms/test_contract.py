@@ -35,6 +35,16 @@ def chain(learning_rate: Any, sparsity: Any, axis_name: Any) -> Any:
     )
 
 
+def averaged(
+    learning_rate: Any, weight_decay: Any, b1: Any, b2: Any, eps: Any, axis_name: Any
+) -> Any:
+    """Alone it is local: its updates are alike where the gradients are."""
+    int8 = sfpo.compression.int8()
+    mean = sfpo.compressed_mean(int8, axis_name, error_dtype="int8")
+    adamw = sfpo.adamw8bit(learning_rate, b1, b2, eps, weight_decay)
+    return optax.chain(mean, adamw)
+
+
 ADAM = {"b1": 0.8, "b2": 0.9, "eps": 1e-6}
 RATED = {"learning_rate": 0.1, "weight_decay": 0.1, **ADAM}
 WARMUP = {"warmup_steps": 2}
@@ -52,6 +62,12 @@ ROWS = {
     "onebit_adam, packed": Row(
         sfpo.onebit_adam, RATED, {"mu_dtype": "packed", **WARMUP}
     ),
+    "onebit_adam, int8": Row(
+        sfpo.onebit_adam,
+        RATED,
+        {"mu_dtype": "int8", "nu_dtype": "int8", "error_dtype": "int8", **WARMUP},
+    ),
+    "adamw8bit": Row(averaged, RATED, {}),
     # The rule of "auto" is made for one b2 and one run, which cannot be traced.
     "onebit_adam, auto": Row(
         sfpo.onebit_adam,
@@ -62,6 +78,18 @@ ROWS = {
         sfpo.sfpo,
         RATED,
         {"total_steps": 10, "min_size": 4, "refresh_every": 3, **WARMUP},
+    ),
+    "sfpo, int8": Row(
+        sfpo.sfpo,
+        RATED,
+        {
+            "total_steps": 10,
+            "min_size": 4,
+            "nu_dtype": "factored",
+            "error_dtype": "int8",
+            "refresh_every": 3,
+            **WARMUP,
+        },
     ),
     "chain": Row(chain, {"learning_rate": 0.1, "sparsity": 0.5}, {}),
 }

@@ -70,11 +70,10 @@ def test_signed_values_are_off_by_half_a_unit(
     x = (sample(shape, seed) * 10.0**exponent).astype(np.float32)
     kept = ENCODE(jnp.asarray(x), True)
     back = np.asarray(DECODE(kept))
-    units = spread(kept)
-    error = np.abs(back - x)
-    # A block under the smallest scale is zero as a whole.
-    limit = np.where(units > 0, 0.5001 * units, 127.01 * 4 * 2.0**-126)
-    assert (error <= limit).all()
+    x = np.where(np.abs(x) < 2.0**-126, 0, x)  # as back ends may
+    root = np.copysign(np.sqrt(np.abs(x)), x)
+    error = np.abs(np.asarray(kept.values) * spread(kept) - root)
+    assert (error <= 0.5001 * spread(kept)).all()
     assert not back[x == 0].any()
 
 
@@ -149,15 +148,17 @@ def test_a_variance_follows_gradients_that_change(change: float) -> None:
     assert np.sqrt(np.mean(octaves**2)) < 0.3
 
 
-def test_blocks_of_zeros_and_of_less_than_a_scale_are_zero() -> None:
+def test_blocks_of_zeros_are_zero_and_of_tiny_numbers_are_not() -> None:
     x = np.zeros((2, 256), np.float32)
-    x[1] = 1e-37
+    x[1] = 2e-38
+    x[1, 0] = 2e-30
     for signed in (True, False):
         kept = ENCODE(jnp.asarray(x), signed)
         assert not np.asarray(kept.values)[0].any()
         assert not np.asarray(kept.scales)[0].any()
-        # Its square root is far from the smallest number.
-        assert np.asarray(DECODE(kept))[1].all() == (not signed)
+        back = np.asarray(DECODE(kept))[1]
+        assert abs(back[0] / x[1, 0] - 1) < 1e-5
+        assert (back > 0).all() == (not signed)
 
 
 def test_it_is_stacked_sliced_and_written_as_the_array_is() -> None:
