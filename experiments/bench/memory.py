@@ -87,8 +87,8 @@ def markdown(rows: dict[str, Row]) -> str:
     """The table, bounded programs first; sizes in GB of one device."""
     lines = [
         f"Planned for {DEVICE} by XLA's GPU compiler, without the card; GB = 1e9",
-        "bytes, of one device. FLOPs: beside those of the dense float32 step (ViT) or of",
-        "the first row (GPT), matrix products and convolutions only.",
+        "bytes, of one device. FLOPs: beside those of the dense float32 step (ViT) or",
+        "of the first row (GPT), matrix products and convolutions only.",
         "",
         "| program | published | at most | **planned** | weights | states | residuals "
         "| rest | FLOPs |",

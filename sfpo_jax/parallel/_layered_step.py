@@ -35,7 +35,7 @@ from sfpo_jax.parallel._stack_pass import (
     wide_dtype,
     with_floats,
 )
-from sfpo_jax.parallel._step import Step, TrainState, average, choose, next_step
+from sfpo_jax.parallel._step import Step, TrainState, average, next_step, where
 from sfpo_jax.transforms import make_rounding
 
 _EMBED, _LOSS, _LAYERS = 0, 1, 2  # what a microbatch's keys are for
@@ -348,8 +348,6 @@ class LayeredTrainStep(Step):
                     finite,
                     jax.random.fold_in(key, unit + index),
                 )
-                # Without it the CPU compiler copies whole stacks in each turn.
-                new, new_state, dx = lax.optimization_barrier((new, new_state, dx))
                 stack = _put(stack, new, index)
                 stack_state = _put(stack_state, new_state, index)
                 square += own_square.astype(square.dtype)
@@ -404,10 +402,13 @@ class LayeredTrainStep(Step):
         grads = layout.reduce(grads, dense)
         own = layout.own(params)
         held = layout.unlead(unit_state)
-        updates, new_tx = self._tx.update(grads, held.tx, _wide(own))
-        new, rounding = self._rounding.apply(own, updates, held.rounding, key)
-        new_held = UnitState(new_tx, rounding)
-        new, new_held = choose(finite, (new, new_held), (own, held))
+
+        def transformed() -> tuple[Any, UnitState]:
+            updates, new_tx = self._tx.update(grads, held.tx, _wide(own))
+            new, rounding = self._rounding.apply(own, updates, held.rounding, key)
+            return new, UnitState(new_tx, rounding)
+
+        new, new_held = where(finite, transformed, (own, held))
         return layout.kept(new), layout.lead(new_held), square, finite
 
     def _rank_mean(self, square: jax.Array) -> jax.Array:
