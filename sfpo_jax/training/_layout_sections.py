@@ -155,8 +155,12 @@ class Communication:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Precision of what the optimizer keeps."""
+    """What the optimizer keeps, in which precision, and for how long."""
 
+    gradient_release: bool = False
+    """Apply a layer's gradient the moment it exists and drop it, by the layered step.
+    optimizer.clip_norm then clips by the exact norm, at the price of a second backward
+    pass."""
     mu_dtype: Literal["float32", "bfloat16", "packed"] = "float32"
     """First moment; packed: as the bytes it arrived in (1-bit algorithms only, with
     communication.compression.refresh_every none)."""
