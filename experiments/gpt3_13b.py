@@ -87,9 +87,9 @@ def build(
 
 def _optimizer(config: TextConfig) -> optax.GradientTransformation:
     """What the full size trains with."""
-    return make_dense_optimizer(
-        dataclasses.replace(config.optimizer, clip_norm="none"), config.train.steps
-    )
+    # The step clips, for the chain sees one layer at a time.
+    unclipped = dataclasses.replace(config.optimizer, clip_norm="none")
+    return make_dense_optimizer(unclipped, config.train.steps, config.memory.mu_dtype)
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ def test_the_stack_is_tested_as_the_model_is(tiny: list[str]) -> None:
     ("options", "words"),
     [
         (
-            ["--optimizer.groups", '[{"match": "head", "learning_rate": 0.1}]'],
+            ["--config=groups.yaml"],
             ["`optimizer.groups`", "`memory.gradient_release`", "got 1"],
         ),
         (
@@ -156,11 +156,15 @@ def test_the_stack_is_tested_as_the_model_is(tiny: list[str]) -> None:
     ],
 )
 def test_what_cannot_run_ends_in_one_line(
+    tmp_path: Path,
     tiny: list[str],
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     options: list[str],
     words: list[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("groups.yaml").write_text("optimizer: {groups: [{match: head}]}\n")
     with pytest.raises(SystemExit) as stop:
         gpt3_13b.main([*tiny, *options])
     assert stop.value.code == 2
@@ -174,7 +178,9 @@ def test_what_cannot_run_ends_in_one_line(
 def test_the_full_size_is_planned_from_shapes() -> None:
     step, state, batch = gpt3_13b.build(sfpo.make_mesh())
     sizes = [x.size for x in jax.tree.leaves(state.params)]
-    assert sum(sizes) == 13_109_923_968
+    block = 12 * 5120**2 + 13 * 5120
+    outer = (50304 + 2048) * 5120 + 2 * 5120 + (5120 + 1) * 50304
+    assert sum(sizes) == 40 * block + outer == 13_111_233_664
     assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype("bfloat16")}
     assert (batch.shape, batch.dtype) == ((8, 2049), jnp.int32)
     # Traced and lowered, neither compiled nor run.
