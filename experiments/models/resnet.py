@@ -123,9 +123,12 @@ class Bottleneck(nnx.Module):
         self.reduce = ConvNorm(config, c_in, c_inside, 1, rngs=rngs)
         self.spatial = ConvNorm(config, c_inside, c_inside, 3, stride=stride, rngs=rngs)
         self.expand = ConvNorm(config, c_inside, c_out, 1, scale=0.0, rngs=rngs)
-        self.shortcut = None
-        if stride != 1 or c_in != c_out:
-            self.shortcut = ConvNorm(config, c_in, c_out, 1, stride=stride, rngs=rngs)
+        is_same = stride == 1 and c_in == c_out
+        self.shortcut = (
+            None
+            if is_same
+            else ConvNorm(config, c_in, c_out, 1, stride=stride, rngs=rngs)
+        )
 
     def __call__(self, x_BxHxWxC: jax.Array, is_training: bool) -> jax.Array:
         y_BxHxWxC = nnx.relu(self.reduce(x_BxHxWxC, is_training))
@@ -234,7 +237,8 @@ def make_classifier(
     def loss_fn(
         params: Any, batch: Any, *, model_state: Any
     ) -> tuple[jax.Array, dict[str, Any]]:
-        net = nnx.merge(graph, params, model_state)
+        # A copy, for the statistics are written within the trace of the gradient.
+        net = nnx.merge(graph, params, model_state, copy=True)
         loss, aux = mean_score(net(batch["image"], is_training=True), batch["label"])
         return loss, {**aux, "model_state": nnx.state(net, nnx.BatchStat)}
 
