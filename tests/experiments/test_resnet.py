@@ -25,7 +25,7 @@ def batch(size: int = 8) -> dict[str, jax.Array]:
 
 def grads(recompute: Recompute) -> Any:
     net = make_classifier(TINY, recompute=recompute)
-    params, stats = net.init(KEY)
+    params, stats = jax.jit(net.init)(KEY)
     grad = jax.jit(jax.value_and_grad(net.loss_fn, has_aux=True))
     return grad(params, batch(), model_state=stats)
 
@@ -61,7 +61,7 @@ def test_the_stride_lies_in_the_3_x_3_convolution() -> None:
 
 def test_every_block_begins_as_the_identity() -> None:
     net = make_classifier(TINY)
-    params, _ = net.init(KEY)
+    params, _ = jax.jit(net.init)(KEY)
     for block in params["blocks"].values():
         assert not block["expand"]["norm"]["scale"][...].any()
         assert block["reduce"]["norm"]["scale"][...].all()
@@ -70,7 +70,7 @@ def test_every_block_begins_as_the_identity() -> None:
 def test_statistics_move_towards_those_of_the_batch() -> None:
     (_, aux), _ = grads("none")
     net = make_classifier(TINY)
-    params, stats = net.init(KEY)
+    params, stats = jax.jit(net.init)(KEY)
     kernel = params["stem"]["conv"]["kernel"][...]
     x = jax.lax.conv_general_dilated(
         batch()["image"],
@@ -104,10 +104,15 @@ def test_recomputing_changes_no_gradient(recompute: Recompute) -> None:
 def test_a_policy_saves_the_convolutions_of_the_blocks() -> None:
     def saved(recompute: Recompute) -> int:
         net = make_classifier(TINY, recompute=recompute)
-        params, stats = net.init(KEY)
-        _, pull, _ = jax.vjp(
-            lambda p: net.loss_fn(p, batch(), model_state=stats), params, has_aux=True
-        )
+        params, stats = jax.eval_shape(net.init, KEY)
+
+        def residuals(params: Any, stats: Any) -> Any:
+            def loss(params: Any) -> Any:
+                return net.loss_fn(params, batch(), model_state=stats)
+
+            return jax.vjp(loss, params, has_aux=True)[1]
+
+        pull = jax.eval_shape(residuals, params, stats)
         return sum(x.size for x in jax.tree.leaves(pull))
 
     everything, convolutions, nothing = saved("none"), saved(("conv",)), saved("full")
@@ -119,7 +124,7 @@ def test_it_trains_by_the_data_parallel_step(mesh8: jax.sharding.Mesh) -> None:
     step = sfpo.make_train_step(
         net.loss_fn, optax.sgd(0.1), mesh8, has_model_state=True
     )
-    params, stats = net.init(KEY)
+    params, stats = jax.jit(net.init)(KEY)
     state = step.init(params, model_state=stats)
     losses = []
     for _ in range(8):
