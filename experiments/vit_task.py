@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from experiments.data.batches import Batch, check_shapes, normalization, preprocess
@@ -39,7 +40,7 @@ def make_task(model: ViTConfig, dataset: Dataset, *, recompute: bool) -> Task:
 
     def unpack(batch: Batch) -> tuple[jax.Array, jax.Array]:
         images = preprocess(batch.images, scale, model.image_size, model.channels)
-        return images, batch.labels
+        return images, jnp.asarray(batch.labels)
 
     def logits(params: Any, batch: Batch, key: jax.Array | None) -> jax.Array:
         return nnx.merge(graph, params)(unpack(batch)[0], key=key)

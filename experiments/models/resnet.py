@@ -187,7 +187,8 @@ class ResNet(nnx.Module):
             )
         dtype = jnp.dtype(self.config.dtype)
         x_BxHxWxC = nnx.relu(self.stem(images_BxHxWxC.astype(dtype), is_training))
-        x_BxHxWxC = nnx.max_pool(x_BxHxWxC, (3, 3), (2, 2), ((1, 1), (1, 1)))
+        edges: Any = ((1, 1), (1, 1))  # flax says str, and takes these
+        x_BxHxWxC = nnx.max_pool(x_BxHxWxC, (3, 3), (2, 2), edges)
         apply = self._apply(is_training)
         for block in self.blocks:
             x_BxHxWxC = apply(block, x_BxHxWxC)
@@ -230,7 +231,8 @@ def make_classifier(
 
     def create(key: jax.Array) -> tuple[Any, Any, Any]:
         net = ResNet(config, recompute=recompute, rngs=nnx.Rngs(key))
-        return nnx.split(net, nnx.Param, nnx.BatchStat)
+        graph, params, stats = nnx.split(net, nnx.Param, nnx.BatchStat)
+        return graph, params, stats
 
     graph, _, _ = nnx.eval_shape(lambda: create(jax.random.key(0)))
 

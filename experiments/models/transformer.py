@@ -84,7 +84,7 @@ class Attention(nnx.Module):
         self, sizes: BlockSizes, *, is_causal: bool = False, rngs: nnx.Rngs
     ) -> None:
         self.heads, self.is_causal = sizes.heads, is_causal
-        self.kind = sizes.attention
+        self.kind: AttentionKind = sizes.attention
         project = functools.partial(linear, sizes, rngs=rngs)
         self.qkv = project(sizes.width, 3 * sizes.width)
         self.out = project(sizes.width, sizes.width)
