@@ -11,10 +11,10 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from experiments.layout import GradientRelease, make_trainee
 from experiments.run_log import Course, RunLog, Store, median
 from experiments.task import Task
-from sfpo_jax import make_train_step
-from sfpo_jax.parallel import TrainState, TrainStep
+from sfpo_jax.parallel import Step, TrainState
 from sfpo_jax.training import (
     DataIterator,
     Record,
@@ -36,6 +36,8 @@ class Contender:
     course: Callable[[int | None], Course] | None = None
     """First compressed step, None before it -> what each step does; None: all steps
     are alike."""
+    release: GradientRelease | None = None
+    """Train by the layered step; None: by the plain one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,22 +119,18 @@ def run_contender(
       RunStopped: `stop` was requested; with a store, the run is saved.
     """
     began = time.perf_counter()
-    step = make_train_step(
-        task.loss_fn,
-        contender.tx,
-        mesh,
-        has_key=task.has_key,
-        microbatches=microbatches,
+    step, init, test_batch = make_trainee(
+        task, contender.tx, contender.release, mesh, microbatches=microbatches
     )
     # Not the key the parameters come from.
     key = jax.random.fold_in(jax.random.key(train.seed), 1) if task.has_key else None
-    state = step.init(task.init(train.seed), key)
+    state = step.init(init(train.seed), key)
     wire_bytes = _wire_bytes(contender, step, state, batches, stop)
     tests = [step.shard_batch(batch) for batch in tests]
     log = RunLog(contender.name, wire_bytes, contender.course, train, on_record, store)
 
     def test(params: Any) -> dict[str, float] | None:
-        sums = evaluate(task.test, params, tests, stop)
+        sums = evaluate(test_batch, params, tests, stop)
         if sums is None:
             return None
         correct, loss, images = sums.tolist()
@@ -171,7 +169,7 @@ def run_contender(
 
 def _wire_bytes(
     contender: Contender,
-    step: TrainStep,
+    step: Step,
     state: TrainState,
     batches: DataIterator,
     stop: Stop | None,

@@ -8,7 +8,6 @@ from rich import box
 from rich.table import Table
 
 from experiments.contender import Result
-from experiments.data.images import Dataset
 from sfpo_jax.units import format_bytes
 
 _COLUMNS = (
@@ -53,7 +52,7 @@ def console_table(results: Sequence[Result]) -> Table:
 
 def markdown(
     results: Sequence[Result],
-    dataset: Dataset,
+    data: str,
     *,
     title: str,
     command: str,
@@ -63,7 +62,7 @@ def markdown(
 
     Args:
       results: one or two contenders, the reference first.
-      dataset: what they learned.
+      data: what they learned, as in "800 images of digits".
       title: the name of the run.
       command: what started it.
       config_text: the resolved configuration in YAML.
@@ -71,7 +70,6 @@ def markdown(
     alignment = [":--", *["--:"] * (len(_COLUMNS) - 1)]
     table = [_COLUMNS, tuple(alignment), *rows(results)]
     lines = ["| " + " | ".join(row) + " |" for row in table]
-    height, width, channels = dataset.train.shape
     parts = [
         f"# {title}",
         "\n".join(lines),
@@ -80,10 +78,8 @@ def markdown(
         "![curves](curves.png)",
         "## How it was run",
         f"```\n{command}\n```",
-        f"{len(dataset.train.labels)} training and {len(dataset.test.labels)} test "
-        f"images of {dataset.name}, {height} x {width} x {channels}, "
-        f"{dataset.classes} classes; {results[0].parameters:,} parameters; "
-        f"{jax.device_count()} {jax.devices()[0].device_kind} devices; JAX "
+        f"{data}; {results[0].parameters:,} parameters; {jax.device_count()} "
+        f"{jax.devices()[0].device_kind} devices; JAX "
         f"{jax.__version__}, Python {platform.python_version()}.",
         "Sent/step: what one device sends, all collectives of the compiled program "
         "included, in a compressed step where there are some; mean: bits over all "

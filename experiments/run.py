@@ -1,5 +1,6 @@
 """A run made ready to start, and the contenders that a configuration names."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -7,6 +8,7 @@ from jax.sharding import Mesh
 
 from experiments.contender import Contender, Record, Result, run_contender
 from experiments.devices import compressed_axis
+from experiments.layout import GradientRelease
 from experiments.run_log import Course, Store
 from experiments.task import Task
 from sfpo_jax import training
@@ -15,6 +17,7 @@ from sfpo_jax.training import (
     DataIterator,
     Memory,
     Optimizer,
+    Parallel,
     Sparsity,
     Stop,
     Train,
@@ -36,6 +39,8 @@ class Sections(Protocol):
     @property
     def optimizer(self) -> Optimizer: ...
     @property
+    def parallel(self) -> Parallel: ...
+    @property
     def sparsity(self) -> Sparsity: ...
     @property
     def communication(self) -> Communication: ...
@@ -49,7 +54,7 @@ class Run(NamedTuple):
     """A configuration made ready to start."""
 
     config: Any  # a dataclass of sections, with `parallel` and `train`
-    dataset: Any  # what the task learns, for reports
+    data: str  # what the task learns, for reports
     task: Task
     mesh: Mesh
     contenders: list[Contender]
@@ -95,10 +100,20 @@ def make_dense(config: Sections) -> Contender:
 
 
 def make_contender(config: Sections, mesh: Mesh) -> Contender:
-    """The optimizer that the configuration names."""
+    """The optimizer that the configuration names, and the step it trains by.
+
+    Raises:
+      ValueError: values that do not go together, with the reason.
+    """
     algorithm = config.communication.compression.algorithm
+    name, optimizer, release = _NAMES[algorithm], config.optimizer, None
+    _check_sharded(config, mesh)
+    if config.memory.gradient_release:
+        name, release = f"layered {name}", _release(config)
+        # The chain sees one layer at a time, whose norm is not that of all.
+        optimizer = dataclasses.replace(optimizer, clip_norm="none")
     tx = training.make_optimizer(
-        config.optimizer,
+        optimizer,
         config.sparsity,
         config.communication,
         config.memory,
@@ -106,7 +121,7 @@ def make_contender(config: Sections, mesh: Mesh) -> Contender:
         axis_name=compressed_axis(mesh),
     )
     if algorithm not in training.ONE_BIT:
-        return Contender(_NAMES[algorithm], tx)
+        return Contender(name, tx, release=release)
 
     def course(freeze: int | None) -> Course:
         steps, communication = config.train.steps, config.communication
@@ -115,4 +130,48 @@ def make_contender(config: Sections, mesh: Mesh) -> Contender:
             training.sparsity_curve(config.sparsity, communication, steps, freeze),
         )
 
-    return Contender(_NAMES[algorithm], tx, ("warmup", "compressed"), course)
+    return Contender(name, tx, ("warmup", "compressed"), course, release)
+
+
+def _check_sharded(config: Sections, mesh: Mesh) -> None:
+    """Raises ValueError for keys of `memory` that the step cannot do."""
+    memory = config.memory
+    for key in ("rounding", "shard"):
+        if getattr(memory, key) != "none" and not memory.gradient_release:
+            raise ValueError(
+                f"`memory.{key}` must be none without `memory.gradient_release`, got "
+                f"{getattr(memory, key)}: the layered step does it."
+            )
+    algorithm = config.communication.compression.algorithm
+    if memory.shard != "none" and algorithm != "none":
+        if "data" in (compressed_axis(mesh) or ()):
+            raise ValueError(
+                f"`memory.shard` must be none with {algorithm} over the axis data, got "
+                f"{memory.shard}: shards are reduced exactly; compress between nodes "
+                "(parallel.mesh.node), or set communication.compression.algorithm to "
+                "none."
+            )
+
+
+def _release(config: Sections) -> GradientRelease:
+    """What goes with `memory.gradient_release`."""
+    optimizer, chosen = config.optimizer, config.communication.compression
+    if optimizer.groups:
+        raise ValueError(
+            "`optimizer.groups` must be [] with `memory.gradient_release`, got "
+            f"{len(optimizer.groups)}: all layers share one transformation, which does "
+            "not know their paths."
+        )
+    if chosen.algorithm in training.ONE_BIT and chosen.warmup == "auto":
+        raise ValueError(
+            "`communication.compression.warmup` must be a share of the run with "
+            "`memory.gradient_release`, got auto: it takes the variance of all layers "
+            "at once; 0.12 is usual."
+        )
+    memory = config.memory
+    return GradientRelease(
+        None if optimizer.clip_norm == "none" else optimizer.clip_norm,
+        config.parallel.time.recompute,
+        None if memory.rounding == "none" else memory.rounding,
+        memory.shard,
+    )

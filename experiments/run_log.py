@@ -88,9 +88,10 @@ class RunLog(Monitor):
         is_due = done % self._every == 0 or done == self._steps
         if self.freeze is not None or not is_due:
             return
-        found = optax.tree.get(state.opt_state, "freeze")
-        if found is not None and int(found.step) <= done:
-            self.freeze = int(found.step)
+        # The layered step has a state for each stack, all with the same freeze.
+        found = optax.tree.get_all_with_path(state.opt_state, "freeze")
+        if found and (step := int(np.ravel(found[0][1].step)[0])) <= done:
+            self.freeze = step
             self.course = self._course()
 
     def stepped(self, done: int, metrics: dict[str, float]) -> None:

@@ -5,21 +5,91 @@ from typing import Any, NamedTuple
 
 import jax
 
+from experiments.models.layered import Layered
+from experiments.scores import mean_score, total_score
+from sfpo_jax import LayeredModel
+
+Test = Callable[[Any, Any], tuple[jax.Array, jax.Array, jax.Array]]
+
+
+class LayeredTask(NamedTuple):
+    """The same task with its equal layers in one stack, for the layered step.
+
+    Attributes:
+      init: seed -> parameters, the numbers of `Task.init`.
+      model: embed, block and loss.
+      test: as in `Task`, from the stacked parameters.
+    """
+
+    init: Callable[[int], Any]
+    model: LayeredModel
+    test: Test
+
 
 class Task(NamedTuple):
     """What a contender trains, whichever optimizer it uses.
 
     Attributes:
-      init: seed -> parameters, a pytree of float32 arrays.
+      init: seed -> parameters, a pytree of arrays.
       loss_fn: (parameters, batch[, key]) -> (mean loss, {"accuracy": share}).
       test: (parameters, batch) -> (correct, summed loss, examples), float32
         scalars; rows of PADDING do not count.
       has_key: whether the loss takes a random key.
       parameters: number of entries to train.
+      layered: the same layer by layer.
     """
 
     init: Callable[[int], Any]
     loss_fn: Callable[..., Any]
-    test: Callable[[Any, Any], tuple[jax.Array, jax.Array, jax.Array]]
+    test: Test
     has_key: bool
     parameters: int
+    layered: LayeredTask
+
+
+def make_scored_task(
+    create: Callable[[jax.Array], Any],
+    logits: Callable[[Any, Any, jax.Array | None], jax.Array],
+    labels: Callable[[Any], jax.Array],
+    *,
+    layered: Layered,
+    has_key: bool,
+) -> Task:
+    """A task whose loss is the cross-entropy of labels.
+
+    Args:
+      create: key -> parameters.
+      logits: (parameters, batch, key or None) -> float32[..., V].
+      labels: batch -> int[...]; those of PADDING do not count in a test.
+      layered: the same model in layers.
+      has_key: whether training takes a random key.
+    """
+
+    def loss_fn(
+        params: Any, batch: Any, key: jax.Array | None = None
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        return mean_score(logits(params, batch, key), labels(batch))
+
+    def test(params: Any, batch: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return total_score(logits(params, batch, None), labels(batch))
+
+    def layered_test(params: Any, batch: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return total_score(layered.predict(params, batch), labels(batch))
+
+    shapes = jax.eval_shape(create, jax.random.key(0))
+    return Task(
+        init=_from_seed(create),
+        loss_fn=loss_fn,
+        test=jax.jit(test),
+        has_key=has_key,
+        parameters=sum(leaf.size for leaf in jax.tree.leaves(shapes)),
+        layered=LayeredTask(
+            _from_seed(layered.init), layered.model, jax.jit(layered_test)
+        ),
+    )
+
+
+def _from_seed(create: Callable[[jax.Array], Any]) -> Callable[[int], Any]:
+    # One program instead of one for each layer's random numbers.
+    compiled = jax.jit(create)
+    return lambda seed: compiled(jax.random.key(seed))

@@ -3,48 +3,25 @@
 import dataclasses
 
 import jax
+import numpy as np
 
 from experiments.data.text import load_stdlib
 from experiments.devices import make_run_mesh, show_cpu_devices
 from experiments.models.gpt import GPTConfig
 from experiments.run import Run, make_contenders
 from experiments.text_task import make_text_task
-from sfpo_jax._validate import check_at_least, check_range
 from sfpo_jax.training import (
     Communication,
     Memory,
     Optimizer,
     Parallel,
     Sparsity,
+    Text,
+    TextData,
     Train,
     check_groups,
     text_windows,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class TextData:
-    """Windows of the Python standard library's sources."""
-
-    test_share: float = 0.1
-    """Share of the files held out for the test."""
-    test_windows: int = 4096
-    """Windows of them that are tested, spread evenly."""
-    batch_size: int = 32
-    """Windows of a step, over all devices."""
-
-    def __post_init__(self) -> None:
-        check_range(
-            "data.test_share",
-            self.test_share,
-            0.0,
-            1.0,
-            "the share of the files held out",
-            open_low=True,
-            open_high=True,
-        )
-        for name in ("test_windows", "batch_size"):
-            check_at_least(f"data.{name}", getattr(self, name), 1, "a window count")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,21 +51,19 @@ def prepare_text(config: TextConfig) -> Run:
     show_cpu_devices(config.parallel.cpu_devices)
     data, length = config.data, config.model.length
     dataset = load_stdlib(data.test_share)
+    if dataset.vocabulary > config.model.vocabulary:
+        raise ValueError(
+            f"`model.vocabulary` must be at least {dataset.vocabulary}, the tokens of "
+            f"{dataset.name}, got {config.model.vocabulary}."
+        )
     mesh = make_run_mesh(config.parallel, data.batch_size)
-    test = text_windows(
-        dataset.test,
-        batch_size=8 * data.batch_size,
-        length=length,
-        epochs=1,
-        shuffle=True,
-        remainder="pad",
-    )
-    batches = -(-min(data.test_windows, test.windows) // (8 * data.batch_size))
-    task = make_text_task(config.model)
+    recompute = config.parallel.time.recompute == "full"
+    task = make_text_task(config.model, recompute=recompute)
     check_groups(config.optimizer.groups, jax.eval_shape(lambda: task.init(0)))
     return Run(
         config,
-        dataset,
+        f"{len(dataset.train.tokens):,} training and {len(dataset.test.tokens):,} test "
+        f"bytes of {dataset.name}, in windows of {length}",
         task,
         mesh,
         make_contenders(config, mesh),
@@ -98,5 +73,21 @@ def prepare_text(config: TextConfig) -> Run:
             length=length,
             seed=config.train.seed,
         ),
-        tests=lambda: [next(test) for _ in range(batches)],
+        tests=lambda: _test_batches(dataset.test, data, length),
     )
+
+
+def _test_batches(text: Text, data: TextData, length: int) -> list[np.ndarray]:
+    """The windows that are tested, the same at each call."""
+    # Without gradients, eight times the batch still takes less memory than training.
+    size = 8 * data.batch_size
+    windows = text_windows(
+        text,
+        batch_size=size,
+        length=length,
+        epochs=1,
+        shuffle=True,
+        remainder="pad",
+    )
+    batches = -(-min(data.test_windows, windows.windows) // size)
+    return [next(windows) for _ in range(batches)]

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 
+from experiments.data.images import Dataset
 from experiments.data.sources import held_out_batches, open_dataset, training_stream
 from experiments.devices import make_run_mesh, show_cpu_devices
 from experiments.models.vit import ViTConfig
@@ -64,11 +65,20 @@ def prepare(config: Config) -> Run:
     data = config.data
     return Run(
         config,
-        dataset,
+        _describe(dataset),
         task,
         mesh,
         make_contenders(config, mesh),
         stream=lambda: training_stream(dataset.train, data, config.train.seed),
         # Without gradients, twice the batch still takes less memory than training.
         tests=lambda: held_out_batches(dataset.test, 2 * data.batch_size),
+    )
+
+
+def _describe(dataset: Dataset) -> str:
+    height, width, channels = dataset.train.shape
+    return (
+        f"{len(dataset.train.labels)} training and {len(dataset.test.labels)} test "
+        f"images of {dataset.name}, {height} x {width} x {channels}, "
+        f"{dataset.classes} classes"
     )

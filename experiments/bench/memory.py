@@ -71,7 +71,7 @@ def measure(program: Program) -> Row:
         plan = sfpo.plan(
             program.build, device=DEVICE, mesh_shape=program.mesh_shape, compiler="gpu"
         )
-    except (CompileError, ModuleNotFoundError) as error:
+    except (CompileError, ModuleNotFoundError, OverflowError) as error:
         return row | {"problem": str(error).splitlines()[0]}
     return row | {
         "total_bytes": plan.total_bytes,

@@ -17,6 +17,7 @@ from experiments.models.transformer import (
     as_float32,
     at_least_one,
     check_block_sizes,
+    layer_norm,
 )
 
 
@@ -47,7 +48,9 @@ class GPTConfig:
     attention: AttentionKind = "auto"
     """What computes the attention: auto takes cuDNN on a GPU in half precision."""
     dtype: Dtype = "float32"
-    """Precision of the arithmetic; parameters, LayerNorm and logits stay float32."""
+    """Precision of the arithmetic; LayerNorm and logits stay float32."""
+    param_dtype: Dtype = "float32"
+    """Precision in which the parameters are kept."""
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "length", "depth"):
@@ -60,11 +63,16 @@ class GPT(nnx.Module):
 
     Args:
       config: the sizes.
-      rngs: the source of the initial parameters.
+      recompute: run each block under `jax.checkpoint`, so that the backward pass
+        computes its inner activations again instead of keeping them.
+      rngs: the source of the initial parameters, float32 (see `cast_weights`).
     """
 
-    def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: GPTConfig, *, recompute: bool = False, rngs: nnx.Rngs
+    ) -> None:
         self.config = config
+        self.recompute = recompute
         init = nnx.initializers.normal(0.02)
         self.tokens = nnx.Param(init(rngs.params(), (config.vocabulary, config.width)))
         self.positions = nnx.Param(init(rngs.params(), (config.length, config.width)))
@@ -72,9 +80,11 @@ class GPT(nnx.Module):
         self.blocks = nnx.List(
             Block(config, is_causal=True, rngs=rngs) for _ in range(config.depth)
         )
-        self.norm = nnx.LayerNorm(config.width, rngs=rngs)
+        self.norm = layer_norm(config.width, rngs=rngs)
         if not config.is_tied:
-            self.head = nnx.Linear(config.width, config.vocabulary, rngs=rngs)
+            self.head = nnx.Linear(
+                config.width, config.vocabulary, dtype=jnp.float32, rngs=rngs
+            )
 
     def __call__(
         self, ids_BxL: jax.Array, *, key: jax.Array | None = None
@@ -88,8 +98,9 @@ class GPT(nnx.Module):
         if key is not None:
             keys = list(jax.random.split(key, len(keys)))
         x_BxLxD = self.embed(ids_BxL, keys[-1])
+        apply = nnx.remat(Block.__call__) if self.recompute else Block.__call__
         for block, block_key in zip(self.blocks, keys[:-1], strict=True):
-            x_BxLxD = block(x_BxLxD, block_key)
+            x_BxLxD = apply(block, x_BxLxD, block_key)
         return self.predict(x_BxLxD)
 
     def embed(self, ids_BxL: jax.Array, key: jax.Array | None) -> jax.Array:

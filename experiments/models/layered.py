@@ -8,13 +8,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import optax
 from flax import nnx
+from jax import lax
 
 from experiments.models.gpt import GPT, GPTConfig
+from experiments.models.transformer import cast_weights
 from experiments.models.vit import ViT, ViTConfig
+from experiments.scores import mean_score
 from sfpo_jax import LayeredModel, stack_layers
+
+# A batch -> what the model reads of it, and the labels.
+Unpack = Callable[[Any], tuple[jax.Array, jax.Array]]
 
 
 class Layered(NamedTuple):
@@ -22,11 +26,13 @@ class Layered(NamedTuple):
 
     Attributes:
       model: for `make_layered_train_step`.
-      init: key -> {"outer": ..., "layers": ...}, float32.
+      init: key -> {"outer": ..., "layers": ...}, in the dtype of the weights.
+      predict: (parameters, batch) -> float32 logits, without dropout.
     """
 
     model: LayeredModel
     init: Callable[[jax.Array], Any]
+    predict: Callable[[Any, Any], jax.Array]
 
 
 def split_layers(model: Any) -> tuple[Any, Any]:
@@ -42,12 +48,32 @@ def split_layers(model: Any) -> tuple[Any, Any]:
     return (graph, outer_graph), {"outer": outer, "layers": stack}
 
 
+def apply_layers(model: LayeredModel, params: Any, batch: Any) -> Any:
+    """x after the last layer, in one program for all layers; no dropout, no gradient.
+
+    Args:
+      model: the model's functions.
+      params: {"outer": ..., "layers": ...}.
+      batch: what `model.embed` reads.
+    """
+    x = model.embed(params["outer"], batch, None)
+    stacks = model.by_name(params["layers"])
+    for name, block in model.blocks().items():
+
+        def turn(x: Any, layer: Any, block: Callable[..., Any] = block) -> Any:
+            return block(layer, x, None), None
+
+        x, _ = lax.scan(turn, x, stacks[name])
+    return x
+
+
 def _layered(
     create: Callable[[jax.Array], Any],
     embed: Callable[..., jax.Array],
-    loss: Callable[..., Any],
+    head: Callable[..., jax.Array],
+    unpack: Unpack,
 ) -> Layered:
-    """From functions of a model without its blocks."""
+    """From functions of a model without its blocks: before them, and after."""
     graphs: list[Any] = []
 
     def init(key: jax.Array) -> Any:
@@ -57,48 +83,51 @@ def _layered(
 
     jax.eval_shape(init, jax.random.key(0))
     graph, outer_graph = graphs
-    return Layered(
-        LayeredModel(
-            embed=lambda outer, batch, key: embed(
-                nnx.merge(outer_graph, outer), batch, key
-            ),
-            block=lambda layer, x, key: nnx.merge(graph, layer)(x, key),
-            loss=lambda outer, x, batch, key: loss(
-                nnx.merge(outer_graph, outer), x, batch
-            ),
+
+    def embed_batch(outer: Any, batch: Any, key: jax.Array | None) -> jax.Array:
+        return embed(nnx.merge(outer_graph, outer), unpack(batch)[0], key)
+
+    def logits(outer: Any, x: jax.Array) -> jax.Array:
+        return head(nnx.merge(outer_graph, outer), x)
+
+    model = LayeredModel(
+        embed=embed_batch,
+        block=lambda layer, x, key: nnx.merge(graph, layer)(x, key),
+        loss=lambda outer, x, batch, key: mean_score(
+            logits(outer, x), unpack(batch)[1]
         ),
+    )
+    return Layered(
+        model,
         init,
+        lambda params, batch: logits(
+            params["outer"], apply_layers(model, params, batch)
+        ),
     )
 
 
 def layered_gpt(config: GPTConfig) -> Layered:
     """A GPT whose batches are windows int32[B, length + 1]."""
-
-    def loss(model: GPT, x_BxLxD: jax.Array, ids_BxM: jax.Array) -> Any:
-        logits = model.predict(x_BxLxD)
-        targets = ids_BxM[:, 1:]
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-        is_correct = jnp.argmax(logits, axis=-1) == targets
-        return losses.mean(), {"accuracy": is_correct.astype(jnp.float32).mean()}
-
     return _layered(
-        lambda key: GPT(config, rngs=nnx.Rngs(key)),
-        lambda model, ids, key: model.embed(ids[:, :-1], key),
-        loss,
+        lambda key: cast_weights(GPT(config, rngs=nnx.Rngs(key)), config.param_dtype),
+        GPT.embed,
+        GPT.predict,
+        lambda windows: (windows[:, :-1], windows[:, 1:]),
     )
 
 
-def layered_vit(config: ViTConfig) -> Layered:
-    """A ViT whose batches are {"image": [B, H, W, C], "label": int32[B]}."""
+def _from_dict(batch: Any) -> tuple[jax.Array, jax.Array]:
+    return batch["image"], batch["label"]
 
-    def loss(model: ViT, x_BxLxD: jax.Array, batch: Any) -> Any:
-        logits, labels = model.classify(x_BxLxD), batch["label"]
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        is_correct = jnp.argmax(logits, axis=-1) == labels
-        return losses.mean(), {"accuracy": is_correct.astype(jnp.float32).mean()}
 
+def layered_vit(config: ViTConfig, unpack: Unpack = _from_dict) -> Layered:
+    """A ViT.
+
+    Args:
+      config: the sizes.
+      unpack: batch -> (float images [B, H, W, C], labels int32[B]); by default of
+        batches {"image": ..., "label": ...}.
+    """
     return _layered(
-        lambda key: ViT(config, rngs=nnx.Rngs(key)),
-        lambda model, batch, key: model.embed(batch["image"], key),
-        loss,
+        lambda key: ViT(config, rngs=nnx.Rngs(key)), ViT.embed, ViT.classify, unpack
     )

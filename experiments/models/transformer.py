@@ -8,7 +8,7 @@ head, F width of the MLP.
 """
 
 import functools
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from experiments.models.attention import AttentionKind, attend
 
 Dtype = Literal["float32", "bfloat16"]
+M = TypeVar("M", bound=nnx.Module)
 
 
 class BlockSizes(Protocol):
@@ -83,7 +84,7 @@ class Attention(nnx.Module):
         self, sizes: BlockSizes, *, is_causal: bool = False, rngs: nnx.Rngs
     ) -> None:
         self.heads, self.is_causal = sizes.heads, is_causal
-        self.kind = sizes.attention
+        self.kind: AttentionKind = sizes.attention
         project = functools.partial(linear, sizes, rngs=rngs)
         self.qkv = project(sizes.width, 3 * sizes.width)
         self.out = project(sizes.width, sizes.width)
@@ -109,9 +110,9 @@ class Block(nnx.Module):
     def __init__(
         self, sizes: BlockSizes, *, is_causal: bool = False, rngs: nnx.Rngs
     ) -> None:
-        self.norm_attention = nnx.LayerNorm(sizes.width, rngs=rngs)
+        self.norm_attention = layer_norm(sizes.width, rngs=rngs)
         self.attention = Attention(sizes, is_causal=is_causal, rngs=rngs)
-        self.norm_mlp = nnx.LayerNorm(sizes.width, rngs=rngs)
+        self.norm_mlp = layer_norm(sizes.width, rngs=rngs)
         self.mlp_in = linear(sizes, sizes.width, sizes.mlp_width, rngs=rngs)
         self.mlp_out = linear(sizes, sizes.mlp_width, sizes.width, rngs=rngs)
         self.dropout = nnx.Dropout(sizes.dropout)
@@ -134,6 +135,20 @@ def as_float32(x: jax.Array) -> jax.Array:
     """What LayerNorm reads."""
     # A sum over a thousand features needs more than the 8 bits of a bfloat16.
     return x.astype(jnp.float32)
+
+
+def layer_norm(width: int, *, rngs: nnx.Rngs) -> nnx.LayerNorm:
+    """A LayerNorm in float32, whatever its parameters are kept in."""
+    return nnx.LayerNorm(width, dtype=jnp.float32, rngs=rngs)
+
+
+def cast_weights(model: M, dtype: Dtype) -> M:
+    """The model with its parameters in `dtype`; drawn in float32, then rounded."""
+    if dtype == "float32":
+        return model
+    graph, params = nnx.split(model)
+    half = jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)
+    return nnx.merge(graph, half)
 
 
 def linear(sizes: BlockSizes, d_in: int, d_out: int, *, rngs: nnx.Rngs) -> nnx.Linear:

@@ -19,6 +19,7 @@ from experiments.models.transformer import (
     as_float32,
     at_least_one,
     check_block_sizes,
+    layer_norm,
     linear,
 )
 
@@ -98,7 +99,7 @@ class ViT(nnx.Module):
             self.token = nnx.Param(jnp.zeros((1, D)))
         self.dropout = nnx.Dropout(config.dropout)
         self.blocks = nnx.List(Block(config, rngs=rngs) for _ in range(config.depth))
-        self.norm = nnx.LayerNorm(D, rngs=rngs)
+        self.norm = layer_norm(D, rngs=rngs)
         # A head of zeros starts every run at the loss of a uniform guess, log V.
         self.head = nnx.Linear(
             D, config.classes, kernel_init=nnx.initializers.zeros, rngs=rngs

@@ -7,6 +7,7 @@ from sfpo_jax.parallel._layered_step import (
     make_layered_train_step as make_layered_train_step,
 )
 from sfpo_jax.parallel._mesh import make_mesh as make_mesh
+from sfpo_jax.parallel._step import Step as Step
 from sfpo_jax.parallel._step import TrainState as TrainState
 from sfpo_jax.parallel._train_step import TrainStep as TrainStep
 from sfpo_jax.parallel._train_step import make_train_step as make_train_step

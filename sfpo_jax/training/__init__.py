@@ -61,6 +61,7 @@ from sfpo_jax.training._signals import stop_on_signals as stop_on_signals
 from sfpo_jax.training._text_files import Text as Text
 from sfpo_jax.training._text_files import read_text as read_text
 from sfpo_jax.training._text_files import split_files as split_files
+from sfpo_jax.training._text_section import TextData as TextData
 from sfpo_jax.training._text_windows import TextStream as TextStream
 from sfpo_jax.training._text_windows import split_tokens as split_tokens
 from sfpo_jax.training._text_windows import text_windows as text_windows

@@ -155,8 +155,18 @@ class Communication:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Precision of what the optimizer keeps."""
+    """What the optimizer keeps, in which precision, and for how long."""
 
+    gradient_release: bool = False
+    """Apply a layer's gradient the moment it exists and drop it, by the layered step.
+    optimizer.clip_norm then clips by the exact norm, at the price of a second backward
+    pass."""
+    rounding: Literal["none", "stochastic", "error_term"] = "none"
+    """How bfloat16 weights keep small updates, with gradient_release: in the mean, for
+    nothing; or for a byte a weight."""
+    shard: Literal["none", "states", "weights"] = "none"
+    """What each device keeps but its part of, with gradient_release: optimizer states,
+    or weights, too."""
     mu_dtype: Literal["float32", "bfloat16", "int8", "packed"] = "float32"
     """First moment; int8: one byte a parameter; packed: as the bytes it arrived in
     (1-bit algorithms only, with communication.compression.refresh_every none)."""

@@ -77,8 +77,9 @@ def fit(
     random key, averaged weights, the place in the data and the monitor's state.
 
     Args:
-      step: from `make_train_step`. It runs under `jax.transfer_guard("disallow")`: a
-        hidden copy between host and devices is an error.
+      step: from `make_train_step` or `make_layered_train_step`. It runs under
+        `jax.transfer_guard("disallow")`: a hidden copy between host and devices is an
+        error.
       state: from ``step.init``; given up.
       data: the batches.
       train: `steps`, `evaluate_every`, `checkpoint_every`, `ema`, `max_nonfinite`.

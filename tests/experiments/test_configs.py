@@ -7,7 +7,9 @@ import jax
 import pytest
 
 from experiments.data.images import load_dataset
+from experiments.gpt3_13b import SMALL
 from experiments.models.vit import ViTConfig
+from experiments.text_run import TextConfig
 from experiments.vit_run import Config
 from experiments.vit_task import make_task
 from sfpo_jax.training import build, dotted_keys, read_yaml
@@ -23,16 +25,35 @@ def given(values: dict, prefix: str = "") -> list[str]:
     return keys
 
 
-@pytest.mark.parametrize("name", ["vit_mnist5k.yaml", "vit_l.yaml"])
-def test_a_file_names_every_key_and_how_to_run_it(name: str) -> None:
-    assert sorted(given(read_yaml(CONFIGS / name))) == sorted(dotted_keys(Config))
+@pytest.mark.parametrize(
+    ("name", "config", "program"),
+    [
+        ("vit_mnist5k.yaml", Config, "vit_l"),
+        ("vit_l.yaml", Config, "vit_l"),
+        ("gpt_stdlib.yaml", TextConfig, "gpt3_13b"),
+        ("gpt3_13b.yaml", TextConfig, "gpt3_13b"),
+    ],
+)
+def test_a_file_names_every_key_and_how_to_run_it(
+    name: str, config: type, program: str
+) -> None:
+    assert sorted(given(read_yaml(CONFIGS / name))) == sorted(dotted_keys(config))
     text = (CONFIGS / name).read_text(encoding="utf-8")
-    assert "python -m experiments.vit_l" in text
+    assert f"python -m experiments.{program}" in text
     assert "Expect" in text
 
 
-def test_the_default_of_the_command_is_its_file() -> None:
+def test_the_default_of_a_command_is_its_file() -> None:
     assert build(Config, read_yaml(CONFIGS / "vit_mnist5k.yaml")) == Config()
+    assert build(TextConfig, read_yaml(CONFIGS / "gpt_stdlib.yaml")) == SMALL
+
+
+def test_gpt3_13b_is_gpt3_13b() -> None:
+    config = build(TextConfig, read_yaml(CONFIGS / "gpt3_13b.yaml"))
+    sizes = config.model
+    assert (sizes.depth, sizes.width, sizes.heads) == (40, 5120, 40)
+    assert (sizes.mlp_width, sizes.length, sizes.vocabulary) == (20480, 2048, 50304)
+    assert config.memory.gradient_release
 
 
 def test_vit_l_is_vit_l() -> None:

@@ -12,7 +12,7 @@ from experiments.models.gpt import GPT, GPTConfig
 from experiments.models.layered import Layered, layered_gpt, layered_vit
 from experiments.models.vit import ViT, ViTConfig
 
-SIZES = {"width": 16, "heads": 2, "mlp_width": 32, "depth": 3}
+SIZES: Any = {"width": 16, "heads": 2, "mlp_width": 32, "depth": 3}
 KEY = jax.random.key(0)
 
 
@@ -35,6 +35,28 @@ def test_the_gpt() -> None:
     np.testing.assert_allclose(loss, losses.mean(), rtol=1e-6)
     right = jnp.argmax(logits, axis=-1) == ids[:, 1:]
     np.testing.assert_allclose(aux["accuracy"], np.mean(right))
+    found = layered_gpt(config)
+    np.testing.assert_allclose(found.predict(found.init(KEY), ids), logits, atol=1e-5)
+
+
+def test_weights_in_half_precision() -> None:
+    config = GPTConfig(
+        vocabulary=11, length=5, dtype="bfloat16", param_dtype="bfloat16", **SIZES
+    )
+    ids = jnp.arange(12, dtype=jnp.int32).reshape(2, 6) % 11
+    found = layered_gpt(config)
+    params = found.init(KEY)
+    assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
+    exact = layered_gpt(GPTConfig(vocabulary=11, length=5, **SIZES))
+    jax.tree.map(
+        lambda half, x: np.testing.assert_array_equal(half, x.astype(jnp.bfloat16)),
+        params,
+        exact.init(KEY),
+    )
+    logits = found.predict(params, ids)
+    assert logits.dtype == jnp.float32
+    wanted = exact.predict(exact.init(KEY), ids)
+    np.testing.assert_allclose(logits, wanted, atol=0.1)
 
 
 def test_the_vit() -> None:
@@ -43,5 +65,8 @@ def test_the_vit() -> None:
     labels = jnp.array([0, 1, 2, 1])
     logits = ViT(config, rngs=nnx.Rngs(KEY))(images)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    loss, _ = run(layered_vit(config), {"image": images, "label": labels})
+    batch = {"image": images, "label": labels}
+    loss, _ = run(layered_vit(config), batch)
     np.testing.assert_allclose(loss, losses.mean(), rtol=1e-6)
+    found = layered_vit(config, lambda batch: (batch["image"], batch["label"]))
+    np.testing.assert_allclose(found.predict(found.init(KEY), batch), logits, atol=1e-5)

@@ -7,14 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from experiments import vit_l
 from experiments.progress import RunProgress
@@ -22,29 +20,10 @@ from experiments.run import DENSE
 from experiments.vit_run import Config, prepare
 from sfpo_jax.training import CheckpointError, Record, build, load_config, read_yaml
 
+pytestmark = pytest.mark.usefixtures("standard_promotion", "compile_once")
+
 ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
-@pytest.fixture(autouse=True)
-def standard_promotion() -> Iterator[None]:
-    """Optax's own AdamW does not run under the strict rules of the other tests."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compile_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Programs that several runs share are compiled by the first."""
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: getattr(jax.config, name) for name in names}
-    jax.config.update(names[0], str(tmp_path_factory.mktemp("cache")))
-    jax.config.update(names[1], 0)
-    compilation_cache.reset_cache()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture
@@ -220,10 +199,16 @@ def test_two_nodes_with_an_automatic_freeze(tiny: list[str]) -> None:
     assert 8 * result.wire_bytes[0] / result.parameters > 80
 
 
-def test_one_contender_alone(tmp_path: Path, tiny: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("release", "name"), [("false", "int8 AdamW"), ("true", "layered int8 AdamW")]
+)
+def test_one_contender_alone(
+    tmp_path: Path, tiny: list[str], release: str, name: str
+) -> None:
     options = ["--train.compare=false", "--communication.compression.algorithm=int8"]
-    assert vit_l.main([*tiny, *options, "--model.dropout=0.1"]) == 0
-    assert {r["contender"] for r in records(only_run(tmp_path))} == {"int8 AdamW"}
+    options += ["--model.dropout=0.1", f"--memory.gradient_release={release}"]
+    assert vit_l.main([*tiny, *options]) == 0
+    assert {r["contender"] for r in records(only_run(tmp_path))} == {name}
 
 
 def test_ctrl_c_leaves_what_was_measured(

@@ -1,0 +1,130 @@
+"""What the command of every experiment does: train, go on, report."""
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from experiments import report
+from experiments.contender import Contender, Record, Result, RunStopped
+from experiments.curves import save_curves
+from experiments.output import RunFolder, open_folder
+from experiments.progress import RunProgress
+from experiments.resume import load_run_config
+from experiments.run import Run
+from sfpo_jax.training import (
+    CheckpointError,
+    NonFiniteLossError,
+    Stop,
+    check_tensorboard,
+    exit_on_config_error,
+    stop_on_signals,
+)
+
+
+class Experiment(NamedTuple):
+    """What one experiment's command differs in."""
+
+    program: str  # how it is called
+    description: str  # what it does, for the help
+    defaults: Any  # a dataclass of sections, `train` among them
+    prepare: Callable[[Any], Run]  # a configuration -> a run
+
+
+def run_experiment(experiment: Experiment, argv: Sequence[str]) -> int:
+    """Trains, reports, and writes `runs/<name>-<time>/`, or goes on there.
+
+    Args:
+      experiment: what is trained.
+      argv: the arguments after the program's name.
+
+    Returns:
+      The exit status: 0, also where SIGTERM or Ctrl-C ended the run early and it was
+      saved; 1 where a checkpoint cannot be written or used, or the loss stays not
+      finite; 130 where a second Ctrl-C ended it at once.
+
+    Raises:
+      SystemExit: with status 2 for a configuration that cannot run, 0 after `--help`.
+    """
+    console, program = Console(), experiment.program
+
+    def say(line: object) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    with exit_on_config_error(program):
+        config = load_run_config(
+            experiment.defaults,
+            argv,
+            prog=program,
+            description=experiment.description,
+        )
+        check_tensorboard(config.train.tensorboard)
+        run = experiment.prepare(config)
+        folder = open_folder(config, config.train, say)
+    go_on = f"{program} --train.resume {shlex.quote(str(folder.path))}"
+    try:
+        with stop_on_signals() as stop:
+            results = _train(run, folder, console, stop)
+    except RunStopped as stopped:
+        say(f"{stopped}; it goes on with: {go_on}")
+        return 0
+    except KeyboardInterrupt:
+        say(f"interrupted; it goes on from its last checkpoint with: {go_on}")
+        return 130
+    except (CheckpointError, NonFiniteLossError) as error:
+        sys.stderr.write(f"{program}: {error}\n")
+        return 1
+    finally:
+        folder.close()
+    _write_report(run, folder, results, shlex.join([*program.split(), *argv]))
+    console.print(report.console_table(results))
+    say(f"report: {folder.path / 'report.md'}")
+    return 0
+
+
+def _train(run: Run, folder: RunFolder, console: Console, stop: Stop) -> list[Result]:
+    names = [contender.name for contender in run.contenders]
+    with RunProgress(console, names, run.config.train.steps) as progress:
+        for contender in run.contenders:
+            if known := folder.results.get(contender.name):
+                progress.finished(contender.name, known.test_accuracy)
+            elif stop.requested:
+                raise RunStopped(f"{contender.name} was not begun")
+            else:
+                folder.finish(_train_one(run, contender, folder, progress, stop))
+    return [folder.results[name] for name in names]
+
+
+def _train_one(
+    run: Run,
+    contender: Contender,
+    folder: RunFolder,
+    progress: RunProgress,
+    stop: Stop,
+) -> Result:
+    with folder.store(contender.name) as store:
+
+        def keep(record: Record) -> None:
+            store.record(record)
+            progress.show(record)
+
+        progress.begin(contender.name, max(store.checkpoints.steps(), default=0))
+        return run.start(contender, keep, store=store, stop=stop)
+
+
+def _write_report(
+    run: Run, folder: RunFolder, results: list[Result], command: str
+) -> None:
+    title = run.config.train.name
+    size = f"{run.task.parameters:,} parameters, {run.mesh.size} devices"
+    save_curves(folder.path / "curves.png", results, f"{title}: {size}")
+    text = report.markdown(
+        results,
+        run.data,
+        title=title,
+        command=command,
+        config_text=(folder.path / "config.yaml").read_text(encoding="utf-8"),
+    )
+    (folder.path / "report.md").write_text(text, encoding="utf-8")

@@ -1,0 +1,67 @@
+"""How a contender's step is built: plain, or layer by layer with gradient release."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import optax
+from jax.sharding import Mesh
+
+from experiments.task import Task, Test
+from sfpo_jax import make_layered_train_step, make_train_step
+from sfpo_jax.parallel import Step
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientRelease:
+    """What the layered step does besides the transformation."""
+
+    max_norm: float | None = None
+    """Clips by the exact norm of all gradients, at the price of a second backward
+    pass."""
+    recompute: Literal["none", "full"] = "full"
+    """What a layer computes again in the backward pass."""
+    rounding: str | None = None
+    """How bfloat16 weights keep small updates."""
+    shard: Literal["none", "states", "weights"] = "none"
+    """What each device keeps but its part of."""
+
+
+class Trainee(NamedTuple):
+    """A task in the form that a step takes."""
+
+    step: Step
+    init: Callable[[int], Any]  # seed -> parameters
+    test: Test
+
+
+def make_trainee(
+    task: Task,
+    tx: optax.GradientTransformation,
+    release: GradientRelease | None,
+    mesh: Mesh,
+    *,
+    microbatches: int = 1,
+) -> Trainee:
+    """The step that trains a task, and the parameters it trains.
+
+    Args:
+      task: parameters, loss and test.
+      tx: the optimizer; with `release` it must not mix layers.
+      release: None for the plain step.
+      mesh: the devices.
+      microbatches: parts of a device's batch.
+    """
+    shared: Any = {"has_key": task.has_key, "microbatches": microbatches}
+    if release is None:
+        step = make_train_step(task.loss_fn, tx, mesh, **shared)
+        return Trainee(step, task.init, task.test)
+    layered = task.layered
+    step = make_layered_train_step(
+        layered.model,
+        tx,
+        mesh,
+        **dataclasses.asdict(release),
+        **shared,
+    )
+    return Trainee(step, layered.init, layered.test)
