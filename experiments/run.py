@@ -144,7 +144,7 @@ def _check_sharded(config: Sections, mesh: Mesh) -> None:
             )
     algorithm = config.communication.compression.algorithm
     if memory.shard != "none" and algorithm != "none":
-        if "data" in (compressed_axis(mesh) or ()):
+        if compressed_axis(mesh) == "data":
             raise ValueError(
                 f"`memory.shard` must be none with {algorithm} over the axis data, got "
                 f"{memory.shard}: shards are reduced exactly; compress between nodes "
