@@ -153,8 +153,10 @@ class Results:
         if not path.exists():
             return
         held = json.loads(path.read_text(encoding="utf-8"))
-        for task, config in self._configs.items():
-            if held["configs"].get(task, config) != config:
+        for task, base in bases.items():
+            known = held["configs"].get(task)
+            # Keys that came later have their defaults.
+            if known is not None and build(type(base), known) != base:
                 raise ConfigError(
                     f"`out` holds runs of another configuration, got '{path}': move "
                     "the file away or name another"
