@@ -114,6 +114,21 @@ def markdown(rows: dict[str, Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def overview(rows: dict[str, Row]) -> str:
+    """The rows that have a bound, and what they are compared with, in brief."""
+    lines = ["| program | published | planned |", "|---|---:|---:|"]
+    for row in rows.values():
+        is_shown = row["bound_gb"] is not None or row["published_gb"] is not None
+        if not is_shown or "problem" in row:
+            continue
+        published = row["published_gb"]
+        said = f"{published:g} GB" if published is not None else ""
+        size = f"{row['total_bytes'] / _GB:.1f} GB"
+        size = f"**{size}**" if row["bound_gb"] is not None else size
+        lines.append(f"| {row['title']} | {said} | {size} |")
+    return "\n".join(lines) + "\n"
+
+
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:g}"
 
@@ -181,6 +196,8 @@ def _write(out: Path, rows: dict[str, Row]) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     out.with_suffix(".md").write_text(markdown(rows), encoding="utf-8")
+    brief = out.with_name(f"{out.stem}_overview.md")
+    brief.write_text(overview(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

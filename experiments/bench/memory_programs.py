@@ -166,10 +166,19 @@ def unrolled_vit(config: ViTConfig, batch: Any) -> Build:
     return build
 
 
+def images_of(config: ViTConfig, count: int) -> Any:
+    """A batch of images and labels, shapes."""
+    size = (count, config.image_size, config.image_size, config.channels)
+    return {
+        "image": jax.ShapeDtypeStruct(size, jnp.float32),
+        "label": jax.ShapeDtypeStruct((count,), jnp.int32),
+    }
+
+
 def programs() -> list[Program]:
     """All rows, those that have a bound first."""
     gpt13, vit, half = gpt(), _vit("float32"), _vit("bfloat16")
-    images = _images(vit, VIT_BATCH)
+    images = images_of(vit, VIT_BATCH)
     layered_vit_step = functools.partial(
         layered,
         functools.partial(layered_vit, vit),
@@ -274,14 +283,14 @@ def programs() -> list[Program]:
         Program(
             "vit_l_144_unrolled",
             "ViT-L/16, 224 px, batch 144, float32: `optax.adamw`, layers written out",
-            unrolled_vit(vit, _images(vit, 144)),
+            unrolled_vit(vit, images_of(vit, 144)),
         ),
         Program(
             "vit_l_144",
             "ViT-L/16, 224 px, batch 144, float32",
             layered(
                 functools.partial(layered_vit, vit),
-                _images(vit, 144),
+                images_of(vit, 144),
                 lambda: sfpo.adamw8bit(1e-4, weight_decay=0.1),
                 jnp.float32,
                 recompute=SAVED,
@@ -357,14 +366,6 @@ def _params(model: Layered, dtype: Any) -> Any:
 
 def _windows(config: GPTConfig, count: int) -> Any:
     return jax.ShapeDtypeStruct((count, config.length + 1), jnp.int32)
-
-
-def _images(config: ViTConfig, count: int) -> Any:
-    size = (count, config.image_size, config.image_size, config.channels)
-    return {
-        "image": jax.ShapeDtypeStruct(size, jnp.float32),
-        "label": jax.ShapeDtypeStruct((count,), jnp.int32),
-    }
 
 
 def _flashoptim(config: GPTConfig) -> Build:
