@@ -94,12 +94,13 @@ def run(program: Program) -> Row:
     state = step.init(params)
     del params
     batch = step.shard_batch(jax.tree.map(_zeros, batch))
-    seconds = []
+    seconds, losses = [], []
     for _ in range(_WARM + _STEPS):
         began = time.perf_counter()
         state, metrics = step(state, batch)
         jax.block_until_ready((state, metrics))
         seconds.append(time.perf_counter() - began)
+        losses.append(float(metrics["loss"]))
     rows, length = _size(batch)
     weights = sum(x.size for x in jax.tree.leaves(state.params))
     used = device.memory_stats() or {}
@@ -116,7 +117,7 @@ def run(program: Program) -> Row:
         "mfu": needed / median / peak if peak else None,
         "planned_bytes": planned,
         "peak_bytes": used.get("peak_bytes_in_use"),
-        "loss": float(metrics["loss"]),
+        "loss": losses[-1],
     }
 
 

@@ -129,8 +129,7 @@ class GPT(nnx.Module):
             kernel_DxV.astype(dtype),
             preferred_element_type=jnp.float32,
         )
-        return (
-            logits_BxLxV
-            if is_tied
-            else logits_BxLxV + as_float32(self.head.bias[...])[None, None]
-        )
+        if is_tied:
+            return logits_BxLxV
+        assert self.head.bias is not None
+        return logits_BxLxV + as_float32(self.head.bias[...])[None, None]
