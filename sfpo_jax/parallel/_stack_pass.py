@@ -15,8 +15,8 @@ from jax import lax
 Recompute = str | Sequence[str]
 # (stack, layer number) -> the weights of one layer.
 Fetch = Callable[[Any, jax.Array], Any]
-# (layer number, weights, gradient, carry) -> carry.
-Consume = Callable[[jax.Array, Any, Any, Any], Any]
+# (layer number, gradient, carry) -> carry.
+Consume = Callable[[jax.Array, Any, Any], Any]
 
 
 class Saved(NamedTuple):
@@ -74,7 +74,12 @@ class StackPass:
         return y, Saved(stacked, floats)
 
     def backward(
-        self, stack: Any, saved: Saved, dx: list[jax.Array], use: Any, carry: Any
+        self,
+        stack: Callable[[Any], Any],
+        saved: Saved,
+        dx: list[jax.Array],
+        use: Consume,
+        carry: Any,
     ) -> tuple[list[jax.Array], Any]:
         """From the last layer to the first: (gradient of x before the first, carry).
 
@@ -82,7 +87,7 @@ class StackPass:
           stack: (carry) -> the stacked weights; the carry may hold them changed.
           saved: from `forward`.
           dx: gradients of the floating leaves of x after the last layer.
-          use: (index, weights, gradient, carry) -> carry, called for each layer.
+          use: called with each layer's gradient.
           carry: the first carry.
         """
         last = self._depth - 1
@@ -96,8 +101,7 @@ class StackPass:
                 for s in saved.stacked
             ]
             grads, dx = self._pull(layer, own, saved.through, dx)
-            dx, carry = use(index, layer, grads, dx, carry)
-            return dx, queue, carry
+            return dx, queue, use(index, grads, carry)
 
         queue = self._first(stack(carry), [last, last - 1])
         dx, _, carry = lax.fori_loop(0, self._depth, body, (dx, queue, carry))

@@ -1,0 +1,168 @@
+"""Forward and backward through a layered model: embedding, stacks, loss."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sfpo_jax.parallel._layered_model import LayeredModel
+from sfpo_jax.parallel._sharding import Layout
+from sfpo_jax.parallel._stack_pass import (
+    Consume,
+    Recompute,
+    Saved,
+    StackPass,
+    accumulate,
+    as_gradient,
+    each,
+    floats_of,
+    with_floats,
+)
+
+_EMBED, _LOSS, _LAYERS = 0, 1, 2  # what a microbatch's keys are for
+
+
+class Backward(NamedTuple):
+    """What backward passes begin with; several may."""
+
+    passes: dict[str, StackPass]
+    saved: dict[str, Saved]
+    dx: list[jax.Array]  # gradients of x after the last layer
+    d_outer: Any  # gradient of outer in the loss
+    embed_grad: Callable[[list[jax.Array]], Any]  # of x at first -> of outer in embed
+
+    def run(
+        self, visit: Callable[[str], tuple[Callable[[Any], Any], Consume]], carry: Any
+    ) -> tuple[Any, Any]:
+        """From the last layer to the first.
+
+        Args:
+          visit: name of a stack -> (carry -> its weights, what is done with the
+            gradient of each layer).
+          carry: the first carry.
+
+        Returns:
+          (gradient of outer, last carry).
+        """
+        dx = self.dx
+        for name in reversed(self.passes):
+            stack, use = visit(name)
+            dx, carry = self.passes[name].backward(
+                stack, self.saved[name], dx, use, carry
+            )
+        d_outer = jax.tree.map(
+            lambda x, y: x + y.astype(x.dtype), self.d_outer, self.embed_grad(dx)
+        )
+        return d_outer, carry
+
+
+class LayeredPass(NamedTuple):
+    """How a model is run on one rank.
+
+    Attributes:
+      model: its functions.
+      outer: layout of the parameters outside the layers.
+      layers: layouts of the layers of each stack.
+      depths: layers of each stack.
+      microbatches: parts of the batch.
+      recompute: what layers compute again.
+      ahead: layers whose weights are fetched before they are needed.
+    """
+
+    model: LayeredModel
+    outer: Layout
+    layers: Mapping[str, Layout]
+    depths: Mapping[str, int]
+    microbatches: int
+    recompute: Recompute
+    ahead: int
+
+    def forward(
+        self, params: Any, batch: Any, key: jax.Array | None
+    ) -> tuple[jax.Array, dict[str, jax.Array], Backward]:
+        """(loss, aux, what the backward passes need) of this rank's batch."""
+        model, parts = self.model, self.microbatches
+        batch = jax.tree.map(
+            lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch
+        )
+        keys = None
+        if key is not None:
+            count = _LAYERS + sum(self.depths.values())
+            keys = jax.vmap(
+                lambda part: jax.random.split(jax.random.fold_in(key, part), count)
+            )(jnp.arange(parts))
+
+        def key_of(place: int) -> Any:
+            return None if keys is None else keys[:, place]
+
+        outer = self.outer.full(params["outer"])
+        x = each(lambda part: model.embed(outer, *part), (batch, key_of(_EMBED)), parts)
+        passes, saved, start = {}, {}, _LAYERS
+        for name, block in model.blocks().items():
+            depth = self.depths[name]
+            passes[name] = StackPass(
+                block,
+                depth,
+                parts,
+                self.recompute,
+                functools.partial(fetch, self.layers[name]),
+                self.ahead,
+            )
+            own = None if keys is None else keys[:, start : start + depth]
+            stack = model.by_name(params["layers"])[name]
+            x, saved[name] = passes[name].forward(stack, x, own)
+            start += depth
+
+        def loss_of(part: Any) -> Any:
+            x, batch, key = part
+
+            def run(outer: Any, floats: list[jax.Array]) -> Any:
+                out = model.loss(outer, with_floats(x, floats), batch, key)
+                value, aux = out if isinstance(out, tuple) else (out, {})
+                return value, {n: jnp.asarray(a) for n, a in dict(aux).items()}
+
+            (value, aux), (d_outer, dx) = jax.value_and_grad(
+                run, argnums=(0, 1), has_aux=True, allow_int=True
+            )(outer, floats_of(x))
+            return jax.tree.map(as_gradient, d_outer, outer), (value, aux, dx)
+
+        d_outer, (losses, auxes, dx) = accumulate(
+            loss_of, (x, batch, key_of(_LOSS)), parts
+        )
+        loss, aux = jax.tree.map(lambda v: jnp.mean(v, axis=0), (losses, auxes))
+
+        def embed_grad(dx: list[jax.Array]) -> Any:
+            def one(part: Any) -> Any:
+                batch, key, dx = part
+                # Gathered again rather than kept all the way.
+                outer = self.outer.full(params["outer"])
+                _, pull = jax.vjp(
+                    lambda outer: floats_of(model.embed(outer, batch, key)), outer
+                )
+                return jax.tree.map(as_gradient, pull(dx)[0], outer), None
+
+            return accumulate(one, (batch, key_of(_EMBED), dx), parts)[0]
+
+        return loss, aux, Backward(passes, saved, dx, d_outer, embed_grad)
+
+
+def fetch(layout: Layout, stack: Any, index: jax.Array) -> Any:
+    """Whole weights of one layer."""
+    return layout.full(layer_at(stack, index))
+
+
+def layer_at(stack: Any, index: jax.Array) -> Any:
+    """One slice of a stack."""
+    return jax.tree.map(
+        lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False), stack
+    )
+
+
+def put_layer(stack: Any, layer: Any, index: jax.Array) -> Any:
+    """The stack with one slice replaced."""
+    return jax.tree.map(
+        lambda s, x: lax.dynamic_update_index_in_dim(s, x, index, 0), stack, layer
+    )

@@ -1,0 +1,123 @@
+"""The update of one tree of parameters: reduced, transformed, rounded, applied."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from sfpo_jax.collectives import square_norm, widen
+from sfpo_jax.parallel._sharding import Axes, Layout
+from sfpo_jax.parallel._stack_pass import wide_dtype
+from sfpo_jax.parallel._step import where
+from sfpo_jax.transforms import Rounding
+
+
+class UnitState(NamedTuple):
+    """What belongs to the parameters of `outer`, or of a layer."""
+
+    tx: Any  # state of the transformation
+    rounding: Any  # int8 error terms of bfloat16 weights; () without
+
+
+class Applied(NamedTuple):
+    """What an update leaves."""
+
+    params: Any
+    state: UnitState
+    square: jax.Array  # mean over ranks of the gradient's squared norm; 0 if known
+    taken: jax.Array  # bool[], whether anything was applied
+
+
+class UnitUpdate(NamedTuple):
+    """How parameters that are updated together are updated.
+
+    Attributes:
+      tx: the gradient transformation; it sees float32 in place of what is narrower.
+      rounding: how updates are added.
+      batch_axes: mesh axes of more than one rank that the batch is split over.
+      ranks: ranks along them.
+      dense: those over which gradients are averaged before `tx`.
+    """
+
+    tx: optax.GradientTransformationExtraArgs
+    rounding: Rounding
+    batch_axes: Axes
+    ranks: int
+    dense: Axes
+
+    def init(self, layout: Layout, params: Any) -> UnitState:
+        """The state of what this rank updates, led by the axis of the shards."""
+        own = layout.own(params)
+        return layout.lead(UnitState(self.tx.init(wide(own)), self.rounding.init(own)))
+
+    def apply(
+        self,
+        layout: Layout,
+        params: Any,
+        state: UnitState,
+        grads: Any,
+        key: jax.Array,
+        verdict: tuple[jax.Array, jax.Array | None] | None,
+    ) -> Applied:
+        """One update.
+
+        Args:
+          layout: of the parameters.
+          params: what this rank keeps.
+          state: from `init`, or the update before.
+          grads: whole gradients of this rank's batch.
+          key: for rounding, alike on all ranks.
+          verdict: (whether all gradients of the step are finite, what to scale them by
+            or None), where a pass has found out; None: these are looked at.
+        """
+        grads = wide(grads)
+        if verdict is None:
+            square, scale = self.rank_mean(square_of(grads)), None
+            finite = jnp.isfinite(square)
+        else:
+            square = jnp.zeros([])
+            finite, scale = verdict
+        if scale is not None:
+            grads = jax.tree.map(
+                lambda g: g * scale.astype(g.dtype) if is_float(g) else g, grads
+            )
+        grads = layout.reduce(grads, self.dense)
+        own, held = layout.own(params), layout.unlead(state)
+
+        def transformed() -> tuple[Any, UnitState]:
+            updates, tx = self.tx.update(grads, held.tx, wide(own))
+            new, rounding = self.rounding.apply(own, updates, held.rounding, key)
+            return new, UnitState(tx, rounding)
+
+        new, new_held = where(finite, transformed, (own, held))
+        return Applied(layout.kept(new), layout.lead(new_held), square, finite)
+
+    def rank_mean(self, square: jax.Array) -> jax.Array:
+        """The mean of a scalar over the ranks."""
+        if not self.batch_axes:
+            return square
+        return lax.psum(square, self.batch_axes) / self.ranks
+
+
+def is_float(x: Any) -> bool:
+    """Whether an array has a gradient."""
+    return bool(jnp.issubdtype(x.dtype, jnp.floating))
+
+
+def square_of(tree: Any) -> jax.Array:
+    """Sum of squares of the floating leaves."""
+    return square_norm([x for x in jax.tree.leaves(tree) if is_float(x)])
+
+
+def wide(tree: Any) -> Any:
+    """Half precision as float32, in which all is transformed."""
+    return jax.tree.map(lambda x: widen(x) if is_float(x) else x, tree)
+
+
+def wide_shapes(tree: Any, leading: int = 0) -> Any:
+    """Likewise of shapes, without their `leading` first axes."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape[leading:], wide_dtype(x.dtype)), tree
+    )
