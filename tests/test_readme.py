@@ -1,4 +1,4 @@
-"""The examples of the README run as they stand there, in a fresh interpreter."""
+"""The pages' examples run as they stand there, in a fresh interpreter."""
 
 import re
 import subprocess
@@ -13,11 +13,10 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def examples() -> list[str]:
-    return BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
-
-
-def test_the_readme_has_an_example() -> None:
-    assert examples(), "README.md has no ```python block"
+    pages = [ROOT / "README.md", ROOT / "docs" / "gpt.md"]
+    found = [BLOCK.findall(page.read_text(encoding="utf-8")) for page in pages]
+    assert all(found), "a page has no ```python block"
+    return [block for blocks in found for block in blocks]
 
 
 @pytest.mark.parametrize("source", examples(), ids=lambda source: source[:30])
@@ -34,7 +33,14 @@ def test_an_example_runs(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/convergence.md", "docs/training.md"]
+    "page",
+    [
+        "README.md",
+        "docs/convergence.md",
+        "docs/gpt.md",
+        "docs/memory.md",
+        "docs/training.md",
+    ],
 )
 def test_its_figures_are_those_of_their_file(page: str) -> None:
     included = INCLUDED.findall((ROOT / page).read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -86,6 +86,8 @@ TASKS = {
 class Options:
     """What to train, and where to."""
 
+    tasks: Literal["both", "image", "text"] = "both"
+    """What to train."""
     seeds: int = 5
     """Paired runs of each contender."""
     out: str = "docs/results/states.json"
@@ -180,6 +182,8 @@ def main(argv: Sequence[str]) -> int:
     out.parent.mkdir(parents=True, exist_ok=True)
     for seed in range(options.seeds):
         for task, case in TASKS.items():
+            if options.tasks not in ("both", task):
+                continue
             for name, changes in case.contenders.items():
                 key = {"task": task, "contender": name, "seed": seed}
                 if any(key.items() <= o.items() for o in outcomes):
