@@ -118,10 +118,13 @@ class Adamw8bit:
             g = g.astype(np.float64)
             m = self.b1 * self.m[i] + (1 - self.b1) * g
             v = self.b2 * self.v[i] + (1 - self.b2) * g * g
-            if self.nu == "factored" and g.ndim >= 2 and g.size >= 4096:
+            is_factored = self.nu == "factored" and g.ndim >= 2 and g.size >= 4096
+            if is_factored:
                 v = self._factored(i, g)
             m_hat, v_hat = m / (1 - self.b1**t), v / (1 - self.b2**t)
             direction = np.where(v > 0, m_hat / (np.sqrt(v_hat) + self.eps), 0.0)
+            if is_factored:
+                direction = np.clip(direction, -1, 1)
             p = self.params[i]
             self.params[i] = p - rate * (direction + self.decay[i] * p)
             self.m[i], self.v[i] = m, v

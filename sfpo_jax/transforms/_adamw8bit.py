@@ -21,6 +21,7 @@ from sfpo_jax._validate import (
     is_known,
 )
 from sfpo_jax.collectives import all_finite, widen
+from sfpo_jax.transforms._factored import Factored
 from sfpo_jax.transforms._hash import Seed, make_seed
 from sfpo_jax.transforms._moments import (
     bias_correction,
@@ -62,7 +63,9 @@ def adamw8bit(
         p \leftarrow p - \eta \left( \frac{m / (1 - b_1^t)}
         {\sqrt{v / (1 - b_2^t)} + \epsilon} + \lambda p \right)
 
-    An update uses m and v as they are before they are rounded. Leaves of under 4,096
+    An update uses m and v as they are before they are rounded; with a factored v it is
+    at most the learning rate (before decay), for the mean of g^2 that v estimates is no
+    less than m^2. Leaves of under 4,096
     entries, or of a last axis under 16, keep them as floats. The arithmetic is in
     float32, float64 for float64 leaves; updates have the dtype of the gradients.
 
@@ -189,6 +192,10 @@ def _adam(
     v, new_nu = next_variance(nu, g, b2, seed)
     corrected = v / bias_correction(b2, count, g.dtype)
     direction = m / bias_correction(b1, count, g.dtype) / (jnp.sqrt(corrected) + eps)
+    if isinstance(nu, Factored):
+        # A mean of squares is no less than the square of the mean, m; the estimate by
+        # rows and columns can be, and its entry would make a step without bounds.
+        direction = jnp.clip(direction, -1, 1)
     # Where v is 0 no gradient ever was, and without eps it would be 0 / 0.
     return jnp.where(v > 0, direction, 0), store(m, mu), new_nu
 
