@@ -1,6 +1,7 @@
 """ResNet: its published size, where its strides lie, and statistics as state."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -23,9 +24,16 @@ def batch(size: int = 8) -> dict[str, jax.Array]:
     return {"image": 0.1 * noise + shade, "label": labels}
 
 
+@functools.cache
+def initial() -> tuple[Any, Any]:
+    """Parameters and statistics of the tiny network."""
+    return jax.jit(make_classifier(TINY).init)(KEY)
+
+
+@functools.cache
 def grads(recompute: Recompute) -> Any:
     net = make_classifier(TINY, recompute=recompute)
-    params, stats = jax.jit(net.init)(KEY)
+    params, stats = initial()
     grad = jax.jit(jax.value_and_grad(net.loss_fn, has_aux=True))
     return grad(params, batch(), model_state=stats)
 
@@ -60,8 +68,7 @@ def test_the_stride_lies_in_the_3_x_3_convolution() -> None:
 
 
 def test_every_block_begins_as_the_identity() -> None:
-    net = make_classifier(TINY)
-    params, _ = jax.jit(net.init)(KEY)
+    params, _ = initial()
     for block in params["blocks"].values():
         assert not block["expand"]["norm"]["scale"][...].any()
         assert block["reduce"]["norm"]["scale"][...].all()
@@ -69,8 +76,7 @@ def test_every_block_begins_as_the_identity() -> None:
 
 def test_statistics_move_towards_those_of_the_batch() -> None:
     (_, aux), _ = grads("none")
-    net = make_classifier(TINY)
-    params, stats = jax.jit(net.init)(KEY)
+    params, stats = initial()
     kernel = params["stem"]["conv"]["kernel"][...]
     x = jax.lax.conv_general_dilated(
         batch()["image"],
@@ -85,8 +91,9 @@ def test_statistics_move_towards_those_of_the_batch() -> None:
     np.testing.assert_allclose(found["var"][...], 0.9 + 0.1 * var, rtol=1e-4)
     # A test leaves them as they are, and is the same for a batch in parts.
     images = batch()["image"]
-    whole = net.predict(params, stats, images)
-    part = net.predict(params, stats, images[:2])
+    predict = jax.jit(make_classifier(TINY).predict)
+    whole = predict(params, stats, images)
+    part = predict(params, stats, images[:2])
     np.testing.assert_allclose(whole[:2], part, rtol=1e-4, atol=1e-6)
 
 
@@ -124,7 +131,7 @@ def test_it_trains_by_the_data_parallel_step(mesh8: jax.sharding.Mesh) -> None:
     step = sfpo.make_train_step(
         net.loss_fn, optax.sgd(0.1), mesh8, has_model_state=True
     )
-    params, stats = jax.jit(net.init)(KEY)
+    params, stats = initial()
     state = step.init(params, model_state=stats)
     losses = []
     for _ in range(8):
