@@ -27,7 +27,7 @@ from sfpo_jax.parallel._layered_pass import (
     put_layer,
 )
 from sfpo_jax.parallel._mixing import check_unmixed
-from sfpo_jax.parallel._reduction import reduced_axes
+from sfpo_jax.parallel._reduction import reduced_beside
 from sfpo_jax.parallel._sharding import Axes, Kind, Layout, check_shard, make_layout
 from sfpo_jax.parallel._stack_pass import Recompute
 from sfpo_jax.parallel._step import Step, TrainState, average, next_step
@@ -128,9 +128,10 @@ class LayeredTrainStep(Step):
         self._layers = {n: layout(s, leading=1) for n, s in stacks.items()}
         self._depths = {name: depth_of(stack) for name, stack in stacks.items()}
         if self._reduces is None:
-            axes = tuple(a for a in self.batch_axes if a not in self._shard_axes)
             layer = wide_shapes(next(iter(stacks.values())), leading=1)
-            self._reduces = reduced_axes(self._tx, layer, self.mesh, axes)
+            self._reduces = reduced_beside(
+                self._tx, layer, self.mesh, self.batch_axes, self._shard_axes
+            )
 
     def _local_opt_state(self, params: Any) -> LayeredOptState:
         """States of what this rank updates, with the axes that `_opt_specs` shards."""

@@ -62,6 +62,30 @@ def reduced_axes(
     )
 
 
+def reduced_beside(
+    tx: optax.GradientTransformationExtraArgs,
+    params: Any,
+    mesh: Mesh,
+    axes: Axes,
+    shard_axes: Axes,
+) -> Axes:
+    """`reduced_axes`, which must not be among those that shards lie along.
+
+    Raises:
+      ValueError: as `reduced_axes`, or `tx` reduces over an axis of the shards, whose
+        devices hold different parameters.
+    """
+    found = reduced_axes(tx, params, mesh, axes)
+    shared = [axis for axis in found if axis in shard_axes]
+    if shared:
+        raise ValueError(
+            f"`tx` reduces over {shared}, along which `shard` cuts the parameters: "
+            "gradients are reduced exactly there. Give `tx` the axis_name of another "
+            'axis, such as "node", or none; or leave `shard` at "none".'
+        )
+    return found
+
+
 def _fits(
     tx: optax.GradientTransformationExtraArgs, params: Any, mesh: Mesh, axes: Axes
 ) -> bool:

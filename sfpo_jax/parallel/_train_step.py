@@ -16,7 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from sfpo_jax._validate import check_at_least
 from sfpo_jax.parallel._loss import LossFn, loss_and_grads
-from sfpo_jax.parallel._reduction import reduced_axes
+from sfpo_jax.parallel._reduction import reduced_beside
 from sfpo_jax.parallel._sharding import (
     Axes,
     Kind,
@@ -92,8 +92,9 @@ class TrainStep(Step):
         """Finds out how `params`, whole, lie over the mesh, and what `tx` reduces."""
         self._layout = make_layout(params, self._shard, self._shard_axes, self.mesh)
         if self._reduces is None:
-            axes = tuple(a for a in self.batch_axes if a not in self._shard_axes)
-            self._reduces = reduced_axes(self._tx, params, self.mesh, axes)
+            self._reduces = reduced_beside(
+                self._tx, params, self.mesh, self.batch_axes, self._shard_axes
+            )
 
     def _placed(self) -> Layout:
         assert self._layout is not None

@@ -128,6 +128,15 @@ def test_layered_sfpo_freezes_and_compresses(tiny: list[str]) -> None:
     assert result.wire_bytes[1] < result.wire_bytes[0] / 3
 
 
+def test_half_precision_weights_train_sharded(tiny: list[str]) -> None:
+    options = ["dtype=bfloat16", "param_dtype=bfloat16"]
+    argv = [*tiny, *(f"--model.{option}" for option in options)]
+    argv += ["--memory.rounding=error_term", "--memory.shard=weights"]
+    run = prepare_text(config([*argv, "--train.compare=false"]))
+    result = run.start(run.contenders[0])
+    assert result.skipped == 0 and np.isfinite(result.test_loss)
+
+
 def test_the_stack_is_tested_as_the_model_is(tiny: list[str]) -> None:
     run = prepare_text(config(tiny))
     task, windows = run.task, run.tests()[0]
@@ -151,6 +160,17 @@ def test_the_stack_is_tested_as_the_model_is(tiny: list[str]) -> None:
                 "--communication.compression.warmup=auto",
             ],
             ["`communication.compression.warmup`", "got auto", "0.12"],
+        ),
+        (
+            ["--memory.gradient_release=false", "--memory.shard=states"],
+            ["`memory.shard`", "`memory.gradient_release`", "got states"],
+        ),
+        (
+            [
+                "--communication.compression.algorithm=1bit_adam",
+                "--memory.shard=weights",
+            ],
+            ["`memory.shard`", "1bit_adam", "got weights", "parallel.mesh.node"],
         ),
         (["--model.vocabulary=100"], ["`model.vocabulary`", "256", "got 100"]),
     ],

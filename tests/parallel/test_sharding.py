@@ -125,3 +125,12 @@ def test_an_axis_that_is_not_there_is_named() -> None:
         sfpo.make_train_step(
             loss_fn, onebit(), sfpo.make_mesh(), shard="states", shard_axes=("rows",)
         )
+
+
+@pytest.mark.parametrize("shard", ["states", "weights"])
+def test_compressing_along_the_shards_is_refused(shard: Any) -> None:
+    tx = sfpo.onebit_adam(1e-3, warmup_steps=8, axis_name="data")
+    params = jax.tree.map(np.float32, parameters())
+    step = sfpo.make_train_step(loss_fn, tx, sfpo.make_mesh(node=2), shard=shard)
+    with pytest.raises(ValueError, match=r"`tx` reduces over \['data'\].*`shard`"):
+        step.init(params)
