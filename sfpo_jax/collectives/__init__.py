@@ -11,7 +11,6 @@ from sfpo_jax.collectives._axis import varies as varies
 from sfpo_jax.collectives._axis import vary as vary
 from sfpo_jax.collectives._axis import varying_axes as varying_axes
 from sfpo_jax.collectives._axis import widen as widen
-from sfpo_jax.collectives._buckets import Bucket as Bucket
 from sfpo_jax.collectives._buckets import plan_buckets as plan_buckets
 from sfpo_jax.collectives._mean import axis_mean as axis_mean
 from sfpo_jax.collectives._two_phase import reduce_leaves as reduce_leaves
@@ -19,3 +18,4 @@ from sfpo_jax.collectives._two_phase import two_phase_mean as two_phase_mean
 from sfpo_jax.collectives._wire import Transfer as Transfer
 from sfpo_jax.collectives._wire import transfers as transfers
 from sfpo_jax.collectives._wire import wire_bytes as wire_bytes
+from sfpo_jax.kernels import Bucket as Bucket

@@ -22,8 +22,8 @@ import numpy as np
 from jax import lax
 
 from sfpo_jax.collectives._axis import AxisName, axis_index, axis_size
-from sfpo_jax.collectives._buckets import Bucket
 from sfpo_jax.compression import Compressor
+from sfpo_jax.kernels import Bucket
 
 Rows = tuple[jax.Array, ...]
 

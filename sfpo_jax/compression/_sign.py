@@ -18,7 +18,13 @@ import numpy as np
 
 from sfpo_jax._validate import check_range
 from sfpo_jax.compression._base import Compressor, check_block_size
-from sfpo_jax.kernels import pack_bits, packed_size, unpack_bits
+from sfpo_jax.kernels import (
+    mean_magnitude,
+    pack_bits,
+    packed_size,
+    unpack_bits,
+    with_sign,
+)
 
 
 class SignPayload(NamedTuple):
@@ -88,16 +94,3 @@ def check_relaxation(relaxation: float) -> None:
 def relaxed_name(relaxation: float) -> str:
     """What the name of a compressor says of its relaxation."""
     return "" if relaxation == 1.0 else f", relaxation={relaxation:g}"
-
-
-def mean_magnitude(rows: jax.Array, live: jax.Array) -> jax.Array:
-    """float[r]: mean |x| over the live entries of each row, 0 where there are none."""
-    total = jnp.sum(jnp.where(live, jnp.abs(rows), 0), axis=-1)
-    count = jnp.maximum(jnp.sum(live, axis=-1, dtype=jnp.int32), 1)
-    return total / count.astype(rows.dtype)
-
-
-def with_sign(scales: jax.Array, negative: jax.Array, live: jax.Array) -> jax.Array:
-    """float[r, w]: +-scale where live, exactly zero elsewhere."""
-    scales = scales[:, None]
-    return jnp.where(live, jnp.where(negative, -scales, scales), 0)

@@ -28,13 +28,7 @@ import numpy as np
 
 from sfpo_jax._validate import check_range
 from sfpo_jax.compression._base import Compressor, check_block_size
-from sfpo_jax.compression._sign import (
-    check_relaxation,
-    mean_magnitude,
-    relaxed_name,
-    sign,
-    with_sign,
-)
+from sfpo_jax.compression._sign import check_relaxation, relaxed_name, sign
 from sfpo_jax.compression._support import (
     place,
     positions,
@@ -42,7 +36,13 @@ from sfpo_jax.compression._support import (
     slots,
     take,
 )
-from sfpo_jax.kernels import pack_bits, packed_size, unpack_bits
+from sfpo_jax.kernels import (
+    mean_magnitude,
+    pack_bits,
+    packed_size,
+    unpack_bits,
+    with_sign,
+)
 
 
 class SparseSignPayload(NamedTuple):

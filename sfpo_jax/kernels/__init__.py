@@ -1,14 +1,30 @@
 """Array primitives the compressors and transformations are made of.
 
-Each function is the jnp implementation of one operation. They know nothing of axes,
-optimizers or payloads.
+Each function has a jnp implementation, and some a native one beside it, which runs
+where its library is loaded. They know nothing of axes, optimizers or payloads.
 """
 
 from sfpo_jax.kernels._bits import pack_bits as pack_bits
 from sfpo_jax.kernels._bits import packed_size as packed_size
 from sfpo_jax.kernels._bits import unpack_bits as unpack_bits
+from sfpo_jax.kernels._library import Library as Library
+from sfpo_jax.kernels._library import load_libraries as load_libraries
+from sfpo_jax.kernels._library import native_platforms as native_platforms
+from sfpo_jax.kernels._onebit import AdamFactors as AdamFactors
+from sfpo_jax.kernels._onebit import onebit_directions as onebit_directions
+from sfpo_jax.kernels._onebit import raised_variance as raised_variance
+from sfpo_jax.kernels._rows import Bucket as Bucket
+from sfpo_jax.kernels._rows import Piece as Piece
+from sfpo_jax.kernels._rows import RowGroup as RowGroup
 from sfpo_jax.kernels._select import kept_count as kept_count
 from sfpo_jax.kernels._select import select_largest as select_largest
 from sfpo_jax.kernels._select import (
     select_largest_of_each as select_largest_of_each,
 )
+from sfpo_jax.kernels._signs import EncodedSigns as EncodedSigns
+from sfpo_jax.kernels._signs import ServedSigns as ServedSigns
+from sfpo_jax.kernels._signs import decode_signs as decode_signs
+from sfpo_jax.kernels._signs import encode_signs as encode_signs
+from sfpo_jax.kernels._signs import mean_magnitude as mean_magnitude
+from sfpo_jax.kernels._signs import serve_signs as serve_signs
+from sfpo_jax.kernels._signs import with_sign as with_sign

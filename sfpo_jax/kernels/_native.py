@@ -1,0 +1,77 @@
+"""One call for a native kernel and its jnp twin: whichever the platform has."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sfpo_jax.kernels._library import native_platforms
+
+T = TypeVar("T")
+
+
+def choose(native: Callable[..., T], twin: Callable[..., T], *args: Any) -> T:
+    """`native(*args)` where the program will run on a platform that has the kernels.
+
+    Both return the same tree of shapes and dtypes, varying over the same mesh axes. What
+    a program is compiled for is known only when it is lowered: the planner compiles for
+    a GPU in a process without one.
+    """
+    platforms = native_platforms()
+    if not platforms:
+        return twin(*args)
+    return lax.platform_dependent(
+        *args, default=twin, **dict.fromkeys(platforms, native)
+    )
+
+
+def is_float32(arrays: Sequence[jax.Array]) -> bool:
+    """Whether the native kernels take these arrays."""
+    return all(x.dtype == jnp.float32 for x in arrays)
+
+
+def alike(tree: T) -> T:
+    """All arrays of a tree as varying over the mesh axes that any of them varies over.
+
+    A custom call inside `shard_map` has one set of axes for all that goes in.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    axes = [frozenset(jax.typeof(x).mat.varying) for x in leaves]
+    every = frozenset().union(*axes)
+    return treedef.unflatten(
+        [
+            lax.pcast(x, tuple(sorted(every - own)), to="varying") if every - own else x
+            for x, own in zip(leaves, axes, strict=True)
+        ]
+    )
+
+
+def ffi_call(
+    target: str,
+    operands: Sequence[jax.Array],
+    results: Sequence[tuple[tuple[int, ...], Any]],
+    attributes: Mapping[str, Any],
+    aliases: Mapping[int, int] | None = None,
+) -> list[jax.Array]:
+    """Calls a handler.
+
+    Args:
+      target: its name.
+      operands: what it reads, as `alike` leaves it.
+      results: (shape, dtype) of each array that it writes.
+      attributes: constants of the program.
+      aliases: results, by their operands, that may use the operand's memory.
+    """
+    like = jax.typeof(operands[0])
+    types = [
+        like.update(shape=shape, dtype=jnp.dtype(dtype)) for shape, dtype in results
+    ]
+    call = jax.ffi.ffi_call(
+        target,
+        types,
+        vmap_method="sequential",
+        input_output_aliases=dict(aliases or {}),
+    )
+    return list(call(*operands, **attributes))

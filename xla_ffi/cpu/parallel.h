@@ -1,0 +1,49 @@
+// A loop over chunks on XLA's own threads.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+namespace sfpo {
+
+// Calls body(i) for i in [0, count), on the caller's thread and others of the pool.
+//
+// Chunks are claimed one by one, and the caller works too: it waits only for chunks that
+// another thread has begun. A pool whose threads are all busy, or all inside loops such as
+// this one, therefore delays nothing and cannot deadlock. A body must not throw. `pool` is
+// an xla::ffi::ThreadPool, or has its `num_threads` and `Schedule`.
+template <typename Pool, typename Body>
+void parallel_for(Pool& pool, int64_t count, const Body& body) {
+  struct Shared {
+    std::atomic<int64_t> next{0};
+    std::mutex mutex;
+    std::condition_variable done;
+    int64_t finished = 0;
+  };
+  // Threads that start late find nothing to do, after the caller has left.
+  auto shared = std::make_shared<Shared>();
+  auto work = [shared, count](const Body& run) {
+    int64_t mine = 0;
+    for (int64_t i; (i = shared->next.fetch_add(1, std::memory_order_relaxed)) < count; ++mine) {
+      run(i);
+    }
+    if (mine == 0) return;
+    std::lock_guard<std::mutex> lock(shared->mutex);
+    shared->finished += mine;
+    if (shared->finished == count) shared->done.notify_all();
+  };
+  int64_t helpers = std::min<int64_t>(count, pool.num_threads()) - 1;
+  // A claimed chunk is run before its claimer reports it, so `body` outlives every use.
+  for (int64_t i = 0; i < helpers; ++i) {
+    pool.Schedule([work, &body] { work(body); });
+  }
+  work(body);
+  std::unique_lock<std::mutex> lock(shared->mutex);
+  shared->done.wait(lock, [&] { return shared->finished == count; });
+}
+
+}  // namespace sfpo

@@ -1,0 +1,132 @@
+// Checks of buffers before a handler touches them: an error becomes a Python exception.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace sfpo {
+
+namespace ffi = xla::ffi;
+
+inline ffi::Error invalid(const std::string& message) {
+  return ffi::Error::InvalidArgument("sfpo_jax: " + message);
+}
+
+#define SFPO_RETURN_IF_ERROR(expression)                                         \
+  do {                                                                           \
+    if (::xla::ffi::Error sfpo_error = (expression); sfpo_error.failure()) {     \
+      return sfpo_error;                                                         \
+    }                                                                            \
+  } while (false)
+
+// A handler under the name that Python registers, visible outside the library.
+#define SFPO_DEFINE_HANDLER(name, function, binding)                                            \
+  extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* name(XLA_FFI_CallFrame*);    \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, function, binding)
+
+// A flat view of one operand or result.
+template <typename T>
+struct View {
+  T* data = nullptr;
+  int64_t size = 0;
+
+  operator View<const T>() const { return {data, size}; }
+};
+
+template <typename T>
+using Views = std::vector<View<T>>;
+
+template <typename T>
+inline constexpr ffi::DataType kDataType = ffi::DataType::INVALID;
+template <>
+inline constexpr ffi::DataType kDataType<float> = ffi::F32;
+template <>
+inline constexpr ffi::DataType kDataType<uint8_t> = ffi::U8;
+template <>
+inline constexpr ffi::DataType kDataType<int8_t> = ffi::S8;
+template <>
+inline constexpr ffi::DataType kDataType<uint16_t> = ffi::U16;
+template <>
+inline constexpr ffi::DataType kDataType<uint32_t> = ffi::U32;
+
+// Takes a handler's operands and results in order. The first thing that is wrong is kept,
+// and all that is taken after it is empty: look at `error` before using any of it.
+class Buffers {
+ public:
+  Buffers(ffi::RemainingArgs args, ffi::RemainingRets rets) : args_(args), rets_(rets) {}
+
+  // The next `count` operands, of dtype T.
+  template <typename T>
+  Views<const T> operands(const char* name, int64_t count) {
+    Views<const T> views;
+    for (int64_t i = 0; i < count && error_.success(); ++i) {
+      auto buffer = args_.get<ffi::AnyBuffer>(next_arg_++);
+      if (buffer.has_error()) {
+        fail(std::string("there is no `") + name + "` " + std::to_string(i));
+      } else if (is_of<T>(buffer->element_type(), name, i)) {
+        int64_t size = buffer->element_count();
+        views.push_back({static_cast<const T*>(buffer->untyped_data()), size});
+      }
+    }
+    return views;
+  }
+
+  // The next `count` results, of dtype T.
+  template <typename T>
+  Views<T> results(const char* name, int64_t count) {
+    Views<T> views;
+    for (int64_t i = 0; i < count && error_.success(); ++i) {
+      auto buffer = rets_.get<ffi::AnyBuffer>(next_ret_++);
+      if (buffer.has_error()) {
+        fail(std::string("there is no result `") + name + "` " + std::to_string(i));
+      } else if (is_of<T>((*buffer)->element_type(), name, i)) {
+        int64_t size = (*buffer)->element_count();
+        views.push_back({static_cast<T*>((*buffer)->untyped_data()), size});
+      }
+    }
+    return views;
+  }
+
+  // Requires as many entries in each of `found` as in that of `wanted`; none may be absent.
+  template <typename A, typename B>
+  void require_sizes(const char* name, const Views<A>& found, const Views<B>& wanted) {
+    for (size_t i = 0; i < found.size() && error_.success(); ++i) {
+      if (found[i].size != wanted[i].size) {
+        fail(std::string("`") + name + "` " + std::to_string(i) + " has " +
+             std::to_string(found[i].size) + " entries, needs " + std::to_string(wanted[i].size));
+      }
+    }
+  }
+
+  void require(bool condition, const char* message) {
+    if (!condition && error_.success()) fail(message);
+  }
+
+  // What was wrong first; also buffers that nobody took.
+  ffi::Error error() {
+    require(next_arg_ == args_.size() && next_ret_ == rets_.size(),
+            "got more arrays than its attributes say");
+    return error_;
+  }
+
+ private:
+  void fail(const std::string& message) { error_ = invalid(message); }
+
+  template <typename T>
+  bool is_of(ffi::DataType found, const char* name, int64_t i) {
+    bool is_right = found == kDataType<T>;
+    if (!is_right) fail(std::string("`") + name + "` " + std::to_string(i) + " has a wrong dtype");
+    return is_right;
+  }
+
+  ffi::RemainingArgs args_;
+  ffi::RemainingRets rets_;
+  size_t next_arg_ = 0;
+  size_t next_ret_ = 0;
+  ffi::Error error_ = ffi::Error::Success();
+};
+
+}  // namespace sfpo
