@@ -15,16 +15,16 @@ inline ffi::Error invalid(const std::string& message) {
   return ffi::Error::InvalidArgument("sfpo_jax: " + message);
 }
 
-#define SFPO_RETURN_IF_ERROR(expression)                                         \
-  do {                                                                           \
-    if (::xla::ffi::Error sfpo_error = (expression); sfpo_error.failure()) {     \
-      return sfpo_error;                                                         \
-    }                                                                            \
+#define SFPO_RETURN_IF_ERROR(expression)                                     \
+  do {                                                                       \
+    if (::xla::ffi::Error sfpo_error = (expression); sfpo_error.failure()) { \
+      return sfpo_error;                                                     \
+    }                                                                        \
   } while (false)
 
 // A handler under the name that Python registers, visible outside the library.
-#define SFPO_DEFINE_HANDLER(name, function, binding)                                            \
-  extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* name(XLA_FFI_CallFrame*);    \
+#define SFPO_DEFINE_HANDLER(name, function, binding)                                         \
+  extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* name(XLA_FFI_CallFrame*); \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(name, function, binding)
 
 // A flat view of one operand or result.

@@ -128,7 +128,7 @@ _XLA_NAMES = {"cpu": "cpu", "cuda": "CUDA"}
 
 
 def _version_problem(built: Sequence[int], running: Sequence[int] | None) -> str:
-    """Why handlers built against one version must not meet another; empty if they may."""
+    """Why handlers of one version must not meet another; empty if they may."""
     if running is None:
         return "the version of XLA's FFI that runs here could not be read"
     if built[0] == running[0] and built[1] <= running[1]:

@@ -15,9 +15,9 @@ T = TypeVar("T")
 def choose(native: Callable[..., T], twin: Callable[..., T], *args: Any) -> T:
     """`native(*args)` where the program will run on a platform that has the kernels.
 
-    Both return the same tree of shapes and dtypes, varying over the same mesh axes. What
-    a program is compiled for is known only when it is lowered: the planner compiles for
-    a GPU in a process without one.
+    Both return the same tree of shapes and dtypes, varying over the same mesh axes.
+    What a program is compiled for is known only when it is lowered: the planner
+    compiles for a GPU in a process without one.
     """
     platforms = native_platforms()
     if not platforms:

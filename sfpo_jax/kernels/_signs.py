@@ -216,8 +216,12 @@ def _encode_native(
         {first_error + i: 3 * len(groups) + i for i in range(len(error))},
     )
     count = len(groups)
-    parts = found[:count], found[count : 2 * count], found[2 * count : 3 * count]
-    return EncodedSigns(*map(tuple, parts), tuple(found[3 * count :]))
+    return EncodedSigns(
+        signs=tuple(found[:count]),
+        live=tuple(found[count : 2 * count]),
+        scales=tuple(found[2 * count : 3 * count]),
+        error=tuple(found[3 * count :]),
+    )
 
 
 def _serve_twin(
@@ -265,8 +269,11 @@ def _serve_native(
         },
         {3 * count + i: 2 * count + i for i in range(len(error))},
     )
-    parts = found[:count], found[count : 2 * count], found[2 * count :]
-    return ServedSigns(*map(tuple, parts))
+    return ServedSigns(
+        signs=tuple(found[:count]),
+        scales=tuple(found[count : 2 * count]),
+        error=tuple(found[2 * count :]),
+    )
 
 
 def mean_magnitude(rows: jax.Array, live: jax.Array) -> jax.Array:
@@ -283,7 +290,7 @@ def with_sign(scales: jax.Array, negative: jax.Array, live: jax.Array) -> jax.Ar
 
 
 def _live_rows(bucket: Bucket, variance: Arrays) -> tuple[jax.Array, ...]:
-    """bool[rows, width] a group: entries that exist, and have a variance where given."""
+    """bool[rows, width] a group: entries that exist, with a variance where given."""
     if not variance:
         return bucket.live()
     return tuple(rows > 0 for rows in bucket.pack_own(variance))

@@ -8,9 +8,9 @@
 namespace sfpo {
 
 SFPO_CLONES
-void onebit_row(const uint8_t* signs, float scale, const float* variance,
-                const float* parameters, bool has_decay, int64_t length, int64_t width,
-                const AdamFactors& factors, float* out, float* momentum) {
+void onebit_row(const uint8_t* signs, float scale, const float* variance, const float* parameters,
+                bool has_decay, int64_t length, int64_t width, const AdamFactors& factors,
+                float* out, float* momentum) {
   F16 sum = {};
   int64_t alive = 0;
   for (int64_t i = 0; i < length; i += kLanes) {

@@ -6,8 +6,8 @@
 namespace sfpo {
 
 struct AdamFactors {
-  float m_correction;   // 1 - b1^t
-  float v_correction;   // 1 - b2^W
+  float m_correction;  // 1 - b1^t
+  float v_correction;  // 1 - b2^W
   float eps;
   float nu_floor;       // share of a block's mean variance that v counts as at least
   float learning_rate;  // of `parameters` alone
@@ -17,8 +17,8 @@ struct AdamFactors {
 // Writes the directions u of `length` entries, and their momentum where `momentum` is not
 // null. With `parameters` the result is parameters - learning_rate * (u + decay * parameters)
 // instead; `out` may be the same buffer.
-void onebit_row(const uint8_t* signs, float scale, const float* variance,
-                const float* parameters, bool has_decay, int64_t length, int64_t width,
-                const AdamFactors& factors, float* out, float* momentum);
+void onebit_row(const uint8_t* signs, float scale, const float* variance, const float* parameters,
+                bool has_decay, int64_t length, int64_t width, const AdamFactors& factors,
+                float* out, float* momentum);
 
 }  // namespace sfpo

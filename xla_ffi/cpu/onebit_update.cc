@@ -15,8 +15,9 @@ namespace {
 
 ffi::Error onebit_update(ffi::ThreadPool pool, ffi::BufferR1<ffi::F32> factors,
                          ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t leaves,
-                         bool has_parameters, bool has_momentum, ffi::Span<const int64_t> is_decayed,
-                         ffi::Span<const int64_t> pieces, ffi::Span<const int64_t> widths) {
+                         bool has_parameters, bool has_momentum,
+                         ffi::Span<const int64_t> is_decayed, ffi::Span<const int64_t> pieces,
+                         ffi::Span<const int64_t> widths) {
   int64_t groups = widths.size();
   Buffers buffers(args, rets);
   auto signs = buffers.operands<uint8_t>("signs", groups);

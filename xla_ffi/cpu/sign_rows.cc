@@ -9,8 +9,8 @@ namespace sfpo {
 namespace {
 
 // The second pass: what the signs and the scale lose of `error`, in place.
-SFPO_INLINE void subtract_decoded(float* error, const uint8_t* live, float scale,
-                                  int64_t length, int64_t width) {
+SFPO_INLINE void subtract_decoded(float* error, const uint8_t* live, float scale, int64_t length,
+                                  int64_t width) {
   for (int64_t i = 0; i < length; i += kLanes) {
     int64_t count = std::min(kLanes, length - i);
     F16 c = load(error + i, count);
