@@ -62,8 +62,8 @@ def two_phase_mean(
         jnp.where(m, c - compressor.decode(p, m).astype(c.dtype), 0)
         for c, p, m in zip(contributions, sent, live, strict=True)
     )
-    received = _all_to_all(sent, ranks, axis_name)
-    mine = [_chunk(m, ranks, axis_name) for m in live]
+    received = all_to_all_rows(sent, ranks, axis_name)
+    mine = [own_rows(m, ranks, axis_name) for m in live]
     totals, replies, new_server_error = [], [], []
     for group, payload in enumerate(received):
         total = _mean_of_ranks(compressor, payload, mine[group], ranks)
@@ -75,7 +75,7 @@ def two_phase_mean(
         totals.append(total)
         replies.append(reply)
         new_server_error.append(jnp.where(mine[group], total - decoded, 0))
-    payload = tuple(_all_gather(replies, ranks, axis_name))
+    payload = tuple(all_gather_rows(replies, ranks, axis_name))
     mean = tuple(
         compressor.decode(p, m).astype(c.dtype)
         for p, m, c in zip(payload, live, contributions, strict=True)
@@ -120,7 +120,7 @@ def reduce_leaves(
     return ReducedLeaves(mean, worker_error, tuple(server), tuple(payload))
 
 
-def _chunk(rows: jax.Array, ranks: int, axis_name: AxisName) -> jax.Array:
+def own_rows(rows: jax.Array, ranks: int, axis_name: AxisName) -> jax.Array:
     """This rank's rows of an array that is alike on all ranks."""
     if axis_name is None:
         return rows
@@ -139,7 +139,9 @@ def _mean_of_ranks(
     return total * np.asarray(1 / ranks, total.dtype)
 
 
-def _all_to_all(payloads: Sequence[Any], ranks: int, axis_name: AxisName) -> list[Any]:
+def all_to_all_rows(
+    payloads: Sequence[Any], ranks: int, axis_name: AxisName
+) -> list[Any]:
     """Chunk j of every payload to rank j; leaves stay led by all rows, by sender."""
     if axis_name is None:
         return list(payloads)
@@ -155,7 +157,9 @@ def _all_to_all(payloads: Sequence[Any], ranks: int, axis_name: AxisName) -> lis
     )
 
 
-def _all_gather(payloads: Sequence[Any], ranks: int, axis_name: AxisName) -> list[Any]:
+def all_gather_rows(
+    payloads: Sequence[Any], ranks: int, axis_name: AxisName
+) -> list[Any]:
     """Every rank's rows of each payload, in the order of the ranks."""
     if axis_name is None:
         return list(payloads)

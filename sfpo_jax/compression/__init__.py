@@ -24,6 +24,7 @@ from sfpo_jax.compression._base import Compressor as Compressor
 from sfpo_jax.compression._cast import bfloat16 as bfloat16
 from sfpo_jax.compression._cast import identity as identity
 from sfpo_jax.compression._int8 import int8 as int8
+from sfpo_jax.compression._sign import SignPayload as SignPayload
 from sfpo_jax.compression._sign import sign as sign
 from sfpo_jax.compression._sparse_sign import sparse_sign as sparse_sign
 from sfpo_jax.compression._top_k import top_k as top_k

@@ -27,6 +27,8 @@ class Compressor(NamedTuple):
         Live entries must be finite, and so must the sum of their magnitudes.
       decode: (payload, live: bool[r, w]) -> float[r, w], zero where not live.
       row_bytes: (w: int) -> bytes of one encoded float32 row.
+      relaxation: of a compressor whose payload is a `SignPayload`, the factor on its
+        scales: fused kernels can stand for it. None for all others.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Compressor(NamedTuple):
     encode: Callable[[jax.Array, jax.Array], Payload]
     decode: Callable[[Payload, jax.Array], jax.Array]
     row_bytes: Callable[[int], int]
+    relaxation: float | None = None
 
     def compress(self, x: jax.Array) -> Payload:
         """float[n] -> payload; every leaf is led by the block axis."""

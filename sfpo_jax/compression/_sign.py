@@ -70,6 +70,7 @@ def sign(block_size: int = 2048, relaxation: float = 1.0) -> Compressor:
         encode=encode,
         decode=_decode,
         row_bytes=lambda width: packed_size(width) + 4,
+        relaxation=relaxation,
     )
 
 

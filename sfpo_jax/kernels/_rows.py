@@ -6,11 +6,13 @@ fills which rows. It is what the compressors see of a tree of parameters.
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+T = TypeVar("T")
 
 
 class Piece(NamedTuple):
@@ -62,6 +64,10 @@ class Bucket(NamedTuple):
     ) -> tuple[jax.Array, ...]:
         """All leaves (any shapes, this bucket's used) -> [rows, width] a group."""
         return tuple(_pack_group(group, leaves) for group in self.groups)
+
+    def of(self, everything: Sequence[T]) -> list[T]:
+        """This bucket's of one thing for each leaf; [] of none."""
+        return [everything[i] for i in self.leaves] if everything else []
 
     def pack_own(self, own: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """`pack` of this bucket's leaves alone, in the order of `leaves`."""

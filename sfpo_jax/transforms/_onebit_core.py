@@ -25,7 +25,6 @@ date with the weight of the k steps that it stands for:
     v = b2^k v + (1 - b2^k) g^2
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -44,11 +43,11 @@ from sfpo_jax.collectives import (
     axis_size,
     mesh_axis_size,
     plan_buckets,
-    reduce_leaves,
     vary,
     varying_axes,
 )
 from sfpo_jax.compression import Compressor
+from sfpo_jax.kernels import AdamFactors, raised_variance
 from sfpo_jax.transforms._freeze import FreezeRule, FreezeState
 from sfpo_jax.transforms._hash import make_seed
 from sfpo_jax.transforms._moments import (
@@ -57,6 +56,13 @@ from sfpo_jax.transforms._moments import (
     next_variance,
     store,
     zeros_moment,
+)
+from sfpo_jax.transforms._onebit_exchange import (
+    Arrays,
+    Exchange,
+    Momenta,
+    directions,
+    unpack,
 )
 from sfpo_jax.transforms._state import (
     PerRank,
@@ -73,8 +79,6 @@ from sfpo_jax.transforms._state import (
 # Names of the two phases in a compiled program's metadata.
 WARMUP_SCOPE = "sfpo_warmup"
 COMPRESSED_SCOPE = "sfpo_compressed"
-
-Arrays = list[jax.Array]
 
 
 class ScaleByOnebitAdamState(NamedTuple):
@@ -177,17 +181,17 @@ class OnebitAdam:
 
         def warmup() -> tuple[Arrays, ScaleByOnebitAdamState]:
             with jax.named_scope(WARMUP_SCOPE):
-                directions, new = self._warmup(chosen, state)
-                return directions, self._with_own_errors(new)
+                found, new = self._warmup(chosen, state)
+                return found, self._with_own_errors(new)
 
         def compressed() -> tuple[Arrays, ScaleByOnebitAdamState]:
             with jax.named_scope(COMPRESSED_SCOPE):
-                directions, new = self._compressed(chosen, state)
-                return directions, self._with_own_errors(new)
+                found, new = self._compressed(chosen, state)
+                return found, self._with_own_errors(new)
 
         branch = jnp.where(taken, 1 + is_compressed.astype(jnp.int32), 0)
-        directions, state = lax.switch(branch, [skip, warmup, compressed])
-        return chosen, directions, state, taken
+        found, state = lax.switch(branch, [skip, warmup, compressed])
+        return chosen, found, state, taken
 
     def _warmup(
         self, chosen: Selection, state: ScaleByOnebitAdamState
@@ -212,12 +216,15 @@ class OnebitAdam:
         variances = nu
         if self.refresh_every is not None:
             buckets = self._buckets(chosen, axis_size(self.axis_name))
-            rows = [[self._raised(x) for x in bucket.pack(nu)] for bucket in buckets]
-            raised = _unpack(buckets, rows, chosen.shapes())
+            rows = [
+                [raised_variance(x, self.nu_floor) for x in bucket.pack(nu)]
+                for bucket in buckets
+            ]
+            raised = unpack(buckets, rows, chosen.shapes())
             variances = [
                 jnp.where(is_refresh, r, v) for r, v in zip(raised, nu, strict=True)
             ]
-        directions = self._directions(mu, variances, count, count)
+        found = directions(mu, variances, self._factors(count, count, work))
         correction = bias_correction(self.b2, count, work)
         norm = sum((jnp.sum(v) for v in nu), jnp.zeros([], work)) / correction
         freeze = self.freeze.observe(state.freeze, count, norm)
@@ -229,7 +236,7 @@ class OnebitAdam:
             state = state._replace(worker_error=PerRank(held))
         else:
             state = state._replace(mu=self._hold(chosen, mu, state.mu))
-        return directions, state._replace(
+        return found, state._replace(
             count=count,
             freeze=freeze,
             nu=chosen.state([node for _, node in pairs]),
@@ -239,93 +246,62 @@ class OnebitAdam:
         self, chosen: Selection, state: ScaleByOnebitAdamState
     ) -> tuple[Arrays, ScaleByOnebitAdamState]:
         """Adam with v frozen and the mean of the momenta compressed."""
-        b1, work = self.b1, chosen.working_dtype()
+        work = chosen.working_dtype()
         buckets = self._buckets(chosen, axis_size(self.axis_name))
+        exchange = Exchange(self.compressor, buckets, self.axis_name, self.b1)
         nu = _load(work, chosen.read(state.nu))
-        variances = [bucket.pack(nu) for bucket in buckets]
-        live = [tuple(rows > 0 for rows in groups) for groups in variances]
-        variances = [tuple(self._raised(x) for x in groups) for groups in variances]
-        last = self._last_refresh(state)
         worker = own(state.worker_error.tree, self.axis_name)
         server = own(state.server_error.tree, self.axis_name)
         has_errors = self.has_feedback or self.is_packed
         errors = _load(work, chosen.read(worker)) if has_errors else []
         if self.is_packed:
             is_first = state.count == state.freeze.step
-            mu = _unpack(buckets, self._decode(state.mu, live), chosen.shapes())
-            mu = _load(work, mu)
+            mu = _load(work, exchange.decode(state.mu, nu))
             mu = [jnp.where(is_first, e, m) for m, e in zip(mu, errors, strict=True)]
             errors = [jnp.where(is_first, 0, e) for e in errors]
         else:
             mu = _load(work, chosen.read(state.mu))
-        total = [
-            b1 * m + (1 - b1) * g for m, g in zip(mu, chosen.widened(), strict=True)
-        ]
-        if self.has_feedback:
-            total = [m + e for m, e in zip(total, errors, strict=True)]
-
-        reduced = reduce_leaves(
-            self.compressor,
-            buckets,
-            total,
-            [_load(work, rows) for rows in server] if self.has_feedback else None,
-            live,
-            self.axis_name,
+        count = increment(state.count)
+        start = Momenta(
+            grads=chosen.widened(),
+            mu=mu,
+            errors=errors if self.has_feedback else [],
+            server_error=(
+                [_load(work, rows) for rows in server] if self.has_feedback else None
+            ),
+            nu=nu,
         )
+        factors = self._factors(count, self._last_refresh(state), work)
+        found = exchange.average(start, factors)
         if self.has_feedback:
-            held = self._hold(chosen, reduced.worker_error, worker)
-            server = jax.tree.map(store, reduced.server_error, server)
+            held = self._hold(chosen, found.worker_error, worker)
+            server = jax.tree.map(store, found.server_error, server)
             state = state._replace(
                 worker_error=PerRank(per_rank(held, self.axis_name)),
                 server_error=PerRank(per_rank(server, self.axis_name)),
             )
-        count = increment(state.count)
-        nu = _unpack(buckets, variances, chosen.shapes())
-        directions = self._directions(reduced.mean, nu, count, last)
         if self.is_packed:
-            return directions, state._replace(count=count, mu=reduced.payload)
-        mu = self._hold(chosen, reduced.mean, state.mu)
-        return directions, state._replace(count=count, mu=mu)
+            mu = found.payload
+        else:
+            mu = self._hold(chosen, found.mu, state.mu)
+        return found.directions, state._replace(count=count, mu=mu)
 
-    def _directions(
-        self, mu: Arrays, nu: Arrays, count: jax.Array, frozen_at: jax.Array
-    ) -> Arrays:
-        """(m / (1 - b1^t)) / (sqrt(v / (1 - b2^W)) + eps), 0 where v is 0."""
-        if not mu:
-            return []
-        mu_correction = bias_correction(self.b1, count, mu[0].dtype)
-        directions = []
-        for m, v in zip(mu, nu, strict=True):
-            denominator = self._denominator(v, frozen_at)
-            directions.append(jnp.where(v > 0, m / mu_correction / denominator, 0))
-        return directions
-
-    def _denominator(self, v: jax.Array, updated_at: jax.Array) -> jax.Array:
-        """sqrt(v / (1 - b2^W)) + eps, W the step that v was last brought up to."""
-        return jnp.sqrt(v / bias_correction(self.b2, updated_at, v.dtype)) + self.eps
+    def _factors(
+        self, count: jax.Array, updated_at: jax.Array, work: Any
+    ) -> AdamFactors:
+        """Scalars of the update that ends with `count`; v is of step `updated_at`."""
+        return AdamFactors(
+            m_correction=bias_correction(self.b1, count, work),
+            v_correction=bias_correction(self.b2, updated_at, work),
+            eps=self.eps,
+            nu_floor=self.nu_floor,
+        )
 
     def _last_refresh(self, state: ScaleByOnebitAdamState) -> jax.Array:
         """The step that v was last brought up to, int32[]."""
         if self.refresh_every is None:
             return state.freeze.step
         return state.count - _since_freeze(state) % self.refresh_every
-
-    def _raised(self, rows: jax.Array) -> jax.Array:
-        """v of blocks [r, w], where not 0 at least `nu_floor` of its block's mean."""
-        live = rows > 0
-        count = jnp.maximum(jnp.sum(live, axis=-1, dtype=jnp.int32), 1)
-        mean = jnp.sum(rows, axis=-1) / count.astype(rows.dtype)
-        return jnp.where(live, jnp.maximum(rows, self.nu_floor * mean[:, None]), 0)
-
-    def _decode(
-        self, payloads: Any, live: list[tuple[jax.Array, ...]]
-    ) -> list[list[jax.Array]]:
-        """Rows [r, w] of each bucket's groups from their payloads."""
-        decode = self.compressor.decode
-        return [
-            [decode(payload, mask) for payload, mask in zip(*pair, strict=True)]
-            for pair in zip(payloads, live, strict=True)
-        ]
 
     def _check_packed(self, state: ScaleByOnebitAdamState) -> None:
         """Raises TypeError where the types along the axis cannot be right."""
@@ -366,18 +342,6 @@ class OnebitAdam:
         """A state tree of `values`, kept as those of `old` are."""
         held = chosen.read(old)
         return chosen.state([store(v, o) for v, o in zip(values, held, strict=True)])
-
-
-def _unpack(
-    buckets: tuple[Bucket, ...],
-    rows: Sequence[Sequence[jax.Array]],
-    shapes: list[tuple[int, ...]],
-) -> Arrays:
-    """Leaves of `shapes` from the rows of each bucket's groups."""
-    flat: dict[int, jax.Array] = {}
-    for bucket, groups in zip(buckets, rows, strict=True):
-        flat |= zip(bucket.leaves, bucket.unpack(groups), strict=True)
-    return [flat[i].reshape(shape) for i, shape in enumerate(shapes)]
 
 
 def _load(dtype: Any, nodes: Any) -> Arrays:

@@ -1,0 +1,159 @@
+"""The compressed mean of momenta, and the directions that follow from it.
+
+Two ways to the same numbers: fused kernels that read each leaf once, for signs in
+float32, and array operations over rows, for every compressor and dtype.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from sfpo_jax.collectives import AxisName, Bucket, exchange_signs, reduce_leaves
+from sfpo_jax.compression import Compressor
+from sfpo_jax.kernels import (
+    AdamFactors,
+    decode_signs,
+    onebit_directions,
+    raised_variance,
+)
+
+Arrays = list[jax.Array]
+
+
+class Momenta(NamedTuple):
+    """What a compressed step starts from; lists have one array for each leaf."""
+
+    grads: Arrays
+    mu: Arrays
+    errors: Arrays  # what the workers lost; [] without error feedback
+    server_error: Any  # of each bucket's groups; None without
+    nu: Arrays
+
+
+class Averaged(NamedTuple):
+    """What it leaves."""
+
+    directions: Arrays
+    mu: Arrays
+    payload: Any  # the mean as it came off the wire, of each bucket's groups
+    worker_error: Arrays  # [] without error feedback
+    server_error: Any
+
+
+class Exchange(NamedTuple):
+    """How momenta are averaged: the compressor, the layout, the axis, b1."""
+
+    compressor: Compressor
+    buckets: tuple[Bucket, ...]
+    axis_name: AxisName
+    b1: Any
+
+    def is_fused(self, dtype: Any) -> bool:
+        """Whether the kernels can stand for the compressor in this dtype."""
+        return self.compressor.relaxation is not None and dtype == jnp.float32
+
+    def average(self, start: Momenta, factors: AdamFactors) -> Averaged:
+        """The mean over the axis of b1 m + (1 - b1) g + e, and where it leads."""
+        if start.nu and self.is_fused(start.nu[0].dtype):
+            return self._average_signs(start, factors)
+        return self._average_rows(start, factors)
+
+    def decode(self, payload: Any, nu: Arrays) -> Arrays:
+        """The momentum of each leaf that a payload stands for, 0 where nu is."""
+        shapes = [v.shape for v in nu]
+        if nu and self.is_fused(nu[0].dtype):
+            found: dict[int, jax.Array] = {}
+            for bucket, groups in zip(self.buckets, payload, strict=True):
+                values = decode_signs(
+                    bucket,
+                    [x.signs for x in groups],
+                    [x.scales for x in groups],
+                    bucket.of(shapes),
+                    bucket.of(nu),
+                )
+                found |= zip(bucket.leaves, values, strict=True)
+            return [found[i] for i in range(len(nu))]
+        rows = []
+        for bucket, groups in zip(self.buckets, payload, strict=True):
+            live = [x > 0 for x in bucket.pack(nu)]
+            pairs = zip(groups, live, strict=True)
+            rows.append([self.compressor.decode(group, mask) for group, mask in pairs])
+        return unpack(self.buckets, rows, shapes)
+
+    def _average_signs(self, start: Momenta, factors: AdamFactors) -> Averaged:
+        relaxation = self.compressor.relaxation
+        assert relaxation is not None
+        mean = exchange_signs(
+            self.buckets,
+            start.grads,
+            relaxation=relaxation,
+            axis_name=self.axis_name,
+            momentum=start.mu,
+            b1=self.b1,
+            worker_error=start.errors,
+            server_error=start.server_error,
+            variance=start.nu,
+        )
+        directions, mu = list(start.nu), list(start.nu)
+        for bucket, groups in zip(self.buckets, mean.payload, strict=True):
+            signs, scales = [x.signs for x in groups], [x.scales for x in groups]
+            found = onebit_directions(
+                bucket, signs, scales, bucket.of(start.nu), factors
+            )
+            for leaf, u, m in zip(bucket.leaves, *found, strict=True):
+                directions[leaf], mu[leaf] = u, m
+        return Averaged(
+            directions, mu, mean.payload, mean.worker_error, mean.server_error
+        )
+
+    def _average_rows(self, start: Momenta, factors: AdamFactors) -> Averaged:
+        total = [
+            self.b1 * m + (1 - self.b1) * g
+            for m, g in zip(start.mu, start.grads, strict=True)
+        ]
+        if start.errors:
+            total = [m + e for m, e in zip(total, start.errors, strict=True)]
+        variances = [bucket.pack(start.nu) for bucket in self.buckets]
+        reduced = reduce_leaves(
+            self.compressor,
+            self.buckets,
+            total,
+            start.server_error,
+            [tuple(rows > 0 for rows in groups) for groups in variances],
+            self.axis_name,
+        )
+        raised = [
+            [raised_variance(x, factors.nu_floor) for x in groups]
+            for groups in variances
+        ]
+        nu = unpack(self.buckets, raised, [v.shape for v in start.nu])
+        return Averaged(
+            directions(reduced.mean, nu, factors),
+            reduced.mean,
+            reduced.payload,
+            reduced.worker_error if start.errors else [],
+            reduced.server_error,
+        )
+
+
+def directions(mu: Arrays, nu: Arrays, factors: AdamFactors) -> Arrays:
+    """(m / m_correction) / (sqrt(v / v_correction) + eps), 0 where v is 0."""
+    found = []
+    for m, v in zip(mu, nu, strict=True):
+        denominator = jnp.sqrt(v / factors.v_correction) + factors.eps
+        found.append(jnp.where(v > 0, m / factors.m_correction / denominator, 0))
+    return found
+
+
+def unpack(
+    buckets: tuple[Bucket, ...],
+    rows: Sequence[Sequence[jax.Array]],
+    shapes: Sequence[tuple[int, ...]],
+) -> Arrays:
+    """Leaves of `shapes` from the rows of each bucket's groups."""
+    flat: dict[int, jax.Array] = {}
+    for bucket, groups in zip(buckets, rows, strict=True):
+        flat |= zip(bucket.leaves, bucket.unpack(groups), strict=True)
+    return [flat[i].reshape(shape) for i, shape in enumerate(shapes)]
