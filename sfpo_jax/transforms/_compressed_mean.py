@@ -20,11 +20,11 @@ from sfpo_jax.collectives import (
     axis_size,
     mesh_axis_size,
     plan_buckets,
-    reduce_leaves,
     vary,
     varying_axes,
 )
 from sfpo_jax.compression import Compressor
+from sfpo_jax.transforms._exchange import Exchange
 from sfpo_jax.transforms._moments import load, resolve_kind, store
 from sfpo_jax.transforms._state import (
     PerRank,
@@ -126,24 +126,24 @@ def compressed_mean(
 
         def reduce() -> tuple[list[jax.Array], CompressedMeanState]:
             buckets = buckets_of(chosen, axis_size(axis_name))
-            grads, server = chosen.widened(), None
-            errors, held = [], ()
+            server, errors, held = None, [], ()
             if error_feedback:
                 errors = own(chosen.read(state.worker_error.tree), axis_name)
-                grads = [g + load(e, work) for g, e in zip(grads, errors, strict=True)]
                 held = own(state.server_error.tree, axis_name)
                 server = [[load(x, work) for x in rows] for rows in held]
-            live = [bucket.live() for bucket in buckets]
-            reduced = reduce_leaves(compressor, buckets, grads, server, live, axis_name)
+            exchange = Exchange(compressor, buckets, axis_name)
+            mean = exchange.mean(
+                chosen.widened(), [load(e, work) for e in errors], server
+            )
             if not error_feedback:
-                return reduced.mean, state
-            worker = map(store, reduced.worker_error, errors)
+                return mean.leaves, state
+            worker = map(store, mean.worker_error, errors)
             new = (
                 chosen.state(list(worker)),
-                jax.tree.map(store, reduced.server_error, held),
+                jax.tree.map(store, mean.server_error, held),
             )
             new = per_rank(new, axis_name)
-            return reduced.mean, CompressedMeanState(PerRank(new[0]), PerRank(new[1]))
+            return mean.leaves, CompressedMeanState(PerRank(new[0]), PerRank(new[1]))
 
         taken = all_finite(chosen.chosen(), axis_name)
         means, state = lax.cond(taken, reduce, skip)

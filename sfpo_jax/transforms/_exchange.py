@@ -1,4 +1,4 @@
-"""The compressed mean of momenta, and the directions that follow from it.
+"""The compressed mean of gradients or momenta, and the directions that follow.
 
 Two ways to the same numbers: fused kernels that read each leaf once, for signs in
 float32, and array operations over rows, for every compressor and dtype.
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sfpo_jax._validate import Scalar
 from sfpo_jax.collectives import AxisName, Bucket, exchange_signs, reduce_leaves
 from sfpo_jax.compression import Compressor
 from sfpo_jax.kernels import (
@@ -20,6 +21,14 @@ from sfpo_jax.kernels import (
 )
 
 Arrays = list[jax.Array]
+
+
+class Mean(NamedTuple):
+    """The compressed mean of leaves."""
+
+    leaves: Arrays
+    worker_error: Arrays  # [] without error feedback
+    server_error: Any
 
 
 class Momenta(NamedTuple):
@@ -43,55 +52,79 @@ class Averaged(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """How momenta are averaged: the compressor, the layout, the axis, b1."""
+    """How leaves are averaged: the compressor, the layout, the axis."""
 
     compressor: Compressor
     buckets: tuple[Bucket, ...]
     axis_name: AxisName
-    b1: Any
 
     def is_fused(self, dtype: Any) -> bool:
         """Whether the kernels can stand for the compressor in this dtype."""
         return self.compressor.relaxation is not None and dtype == jnp.float32
 
-    def average(self, start: Momenta, factors: AdamFactors) -> Averaged:
+    def mean(self, leaves: Arrays, errors: Arrays, server_error: Any) -> Mean:
+        """The mean over the axis of leaves + errors, all entries live."""
+        if self.is_fused(leaves[0].dtype):
+            found = exchange_signs(
+                self.buckets,
+                leaves,
+                relaxation=self._relaxation(),
+                axis_name=self.axis_name,
+                worker_error=errors,
+                server_error=server_error,
+            )
+            values = self._decode_signs(found.payload, leaves, [])
+            return Mean(values, found.worker_error, found.server_error)
+        if errors:
+            leaves = [x + e for x, e in zip(leaves, errors, strict=True)]
+        live = [bucket.live() for bucket in self.buckets]
+        reduced = reduce_leaves(
+            self.compressor, self.buckets, leaves, server_error, live, self.axis_name
+        )
+        errors = reduced.worker_error if errors else []
+        return Mean(reduced.mean, errors, reduced.server_error)
+
+    def average(self, start: Momenta, b1: Scalar, factors: AdamFactors) -> Averaged:
         """The mean over the axis of b1 m + (1 - b1) g + e, and where it leads."""
         if start.nu and self.is_fused(start.nu[0].dtype):
-            return self._average_signs(start, factors)
-        return self._average_rows(start, factors)
+            return self._average_signs(start, b1, factors)
+        return self._average_rows(start, b1, factors)
 
     def decode(self, payload: Any, nu: Arrays) -> Arrays:
         """The momentum of each leaf that a payload stands for, 0 where nu is."""
-        shapes = [v.shape for v in nu]
         if nu and self.is_fused(nu[0].dtype):
-            found: dict[int, jax.Array] = {}
-            for bucket, groups in zip(self.buckets, payload, strict=True):
-                values = decode_signs(
-                    bucket,
-                    [x.signs for x in groups],
-                    [x.scales for x in groups],
-                    bucket.of(shapes),
-                    bucket.of(nu),
-                )
-                found |= zip(bucket.leaves, values, strict=True)
-            return [found[i] for i in range(len(nu))]
+            return self._decode_signs(payload, nu, nu)
         rows = []
         for bucket, groups in zip(self.buckets, payload, strict=True):
             live = [x > 0 for x in bucket.pack(nu)]
             pairs = zip(groups, live, strict=True)
             rows.append([self.compressor.decode(group, mask) for group, mask in pairs])
-        return unpack(self.buckets, rows, shapes)
+        return unpack(self.buckets, rows, [v.shape for v in nu])
 
-    def _average_signs(self, start: Momenta, factors: AdamFactors) -> Averaged:
-        relaxation = self.compressor.relaxation
-        assert relaxation is not None
+    def _relaxation(self) -> float:
+        assert self.compressor.relaxation is not None
+        return self.compressor.relaxation
+
+    def _decode_signs(self, payload: Any, like: Arrays, nu: Arrays) -> Arrays:
+        values = list(like)
+        for bucket, groups in zip(self.buckets, payload, strict=True):
+            signs, scales = [x.signs for x in groups], [x.scales for x in groups]
+            shapes = [x.shape for x in bucket.of(like)]
+            found = decode_signs(bucket, signs, scales, shapes, bucket.of(nu))
+            for leaf, value in zip(bucket.leaves, found, strict=True):
+                values[leaf] = value
+        return values
+
+    def _average_signs(
+        self, start: Momenta, b1: Scalar, factors: AdamFactors
+    ) -> Averaged:
         mean = exchange_signs(
             self.buckets,
             start.grads,
-            relaxation=relaxation,
+            relaxation=self._relaxation(),
             axis_name=self.axis_name,
             momentum=start.mu,
-            b1=self.b1,
+            b1=b1,
             worker_error=start.errors,
             server_error=start.server_error,
             variance=start.nu,
@@ -108,10 +141,11 @@ class Exchange(NamedTuple):
             directions, mu, mean.payload, mean.worker_error, mean.server_error
         )
 
-    def _average_rows(self, start: Momenta, factors: AdamFactors) -> Averaged:
+    def _average_rows(
+        self, start: Momenta, b1: Scalar, factors: AdamFactors
+    ) -> Averaged:
         total = [
-            self.b1 * m + (1 - self.b1) * g
-            for m, g in zip(start.mu, start.grads, strict=True)
+            b1 * m + (1 - b1) * g for m, g in zip(start.mu, start.grads, strict=True)
         ]
         if start.errors:
             total = [m + e for m, e in zip(total, start.errors, strict=True)]

@@ -48,6 +48,13 @@ from sfpo_jax.collectives import (
 )
 from sfpo_jax.compression import Compressor
 from sfpo_jax.kernels import AdamFactors, raised_variance
+from sfpo_jax.transforms._exchange import (
+    Arrays,
+    Exchange,
+    Momenta,
+    directions,
+    unpack,
+)
 from sfpo_jax.transforms._freeze import FreezeRule, FreezeState
 from sfpo_jax.transforms._hash import make_seed
 from sfpo_jax.transforms._moments import (
@@ -56,13 +63,6 @@ from sfpo_jax.transforms._moments import (
     next_variance,
     store,
     zeros_moment,
-)
-from sfpo_jax.transforms._onebit_exchange import (
-    Arrays,
-    Exchange,
-    Momenta,
-    directions,
-    unpack,
 )
 from sfpo_jax.transforms._state import (
     PerRank,
@@ -248,7 +248,7 @@ class OnebitAdam:
         """Adam with v frozen and the mean of the momenta compressed."""
         work = chosen.working_dtype()
         buckets = self._buckets(chosen, axis_size(self.axis_name))
-        exchange = Exchange(self.compressor, buckets, self.axis_name, self.b1)
+        exchange = Exchange(self.compressor, buckets, self.axis_name)
         nu = _load(work, chosen.read(state.nu))
         worker = own(state.worker_error.tree, self.axis_name)
         server = own(state.server_error.tree, self.axis_name)
@@ -272,7 +272,7 @@ class OnebitAdam:
             nu=nu,
         )
         factors = self._factors(count, self._last_refresh(state), work)
-        found = exchange.average(start, factors)
+        found = exchange.average(start, self.b1, factors)
         if self.has_feedback:
             held = self._hold(chosen, found.worker_error, worker)
             server = jax.tree.map(store, found.server_error, server)
