@@ -122,7 +122,7 @@ def decode_signs(
     signs: Arrays,
     scales: Arrays,
     shapes: Sequence[Any],
-    variance: Arrays,
+    variance: Arrays = (),
 ) -> list[jax.Array]:
     """The leaves that signs stand for: +-scale, 0 where not live.
 
