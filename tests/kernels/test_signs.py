@@ -91,7 +91,7 @@ def _encode(**changes: Any) -> Callable[[], Any]:
         "relaxation": 1.5,
         **changes,
     }
-    arrays = {
+    arrays: dict[str, Any] = {
         k: [jnp.asarray(x) for x in v] if isinstance(v, list) else v
         for k, v in arguments.items()
     }
@@ -246,7 +246,7 @@ def test_inside_shard_map_nothing_is_added(which: str, mesh8: Any) -> None:
     shape = jax.ShapeDtypeStruct((8, 64, 4), jnp.float32)
     sharded = jax.shard_map(local, mesh=mesh8, in_specs=P("data"), out_specs=P("data"))
     compiled = jax.jit(sharded).lower(shape, shape).compile()
-    moved = transfers(compiled.as_text(), {"data": 8}, None, ())
+    moved = transfers(compiled.as_text() or "", {"data": 8}, None, ())
     assert [t.opcode for t in moved] == ["all-gather"]
 
 
