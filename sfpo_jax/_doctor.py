@@ -16,6 +16,7 @@ import jax
 
 from sfpo_jax import memory
 from sfpo_jax._requirements import Requirement, parse_requirement, satisfies
+from sfpo_jax.kernels import Library, load_libraries
 from sfpo_jax.units import format_bytes
 
 PACKAGE = "sfpo_jax"
@@ -158,14 +159,24 @@ def check_planner(problem: str | None, command: str) -> list[Finding]:
     return [Finding("note", "planner", fact, f"if you want it: {command}")]
 
 
+def check_kernels(libraries: Iterable[Library]) -> list[Finding]:
+    """Which native kernels are loaded, and why others are not."""
+    findings: list[Finding] = []
+    for target, path, problem in libraries:
+        topic = f"kernels {target}"
+        if not problem:
+            findings.append(Finding("ok", topic, f"native: {path}"))
+            continue
+        # One that was never built is a choice, one that is broken is not.
+        mark, remedy = ("fix", _INSTALL) if path else ("note", "")
+        fact = f"the jnp versions run, with the same results: {problem}"
+        findings.append(Finding(mark, topic, fact, remedy))
+    return findings
+
+
 def standing_notes() -> list[Finding]:
     """What holds on every machine and is easily taken for something else."""
     return [
-        Finding(
-            "ok",
-            "kernels",
-            "no native kernels in this version: the jnp implementations are in use",
-        ),
         Finding(
             "note",
             "the wire",
@@ -232,6 +243,7 @@ def examine() -> list[Finding]:
     findings += check_devices(found, os.environ, has_nvidia)
     findings += check_memory(os.environ, "gpu" if is_wanted else found.platform)
     findings += check_planner(memory.compiler_problem(), memory.install_command())
+    findings += check_kernels(load_libraries())
     return findings + standing_notes()
 
 

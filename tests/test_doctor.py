@@ -3,13 +3,15 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from sfpo_jax import __main__ as command_line
 from sfpo_jax import _doctor
-from sfpo_jax._doctor import Devices, Finding
+from sfpo_jax._doctor import Devices, Finding, check_kernels
 from sfpo_jax._requirements import Requirement, parse_requirement, satisfies
+from sfpo_jax.kernels import Library
 
 CPU = Devices("cpu", "cpu", 1, 1, None, "")
 GPU = Devices("gpu", "NVIDIA A100", 8, 2, 60_000_000_000, "")
@@ -166,7 +168,7 @@ def test_doctor_runs_and_warns_about_the_automatic_mean() -> None:
     for words in (
         "supported: >=0.10.2,<0.13" if is_installed else "not installed",
         "devices",
-        "the jnp implementations are in use",
+        "kernels cpu",
         "axis_name=None the compiler has already averaged the gradients densely",
         "use sfpo_jax.make_train_step, or shard_map with axis_name set",
         "Nothing to fix.",
@@ -213,3 +215,19 @@ def test_the_planner_is_there_or_says_what_installs_it() -> None:
     assert finding.mark == "note"
     assert finding.fact.endswith("no plugin")
     assert finding.remedy == "if you want it: pip install plugin"
+
+
+def test_kernels_are_native_absent_or_broken() -> None:
+    path = Path("libsfpo_jax_cpu.so")
+    loaded, absent, broken = check_kernels(
+        [
+            Library("cpu", path, ""),
+            Library("cuda", None, "there is no library"),
+            Library("cuda", path, "cannot be loaded"),
+        ]
+    )
+    assert (loaded.mark, loaded.fact) == ("ok", "native: libsfpo_jax_cpu.so")
+    assert absent.mark == "note"
+    assert "the jnp versions run" in absent.fact
+    assert broken.mark == "fix"
+    assert "pip install" in broken.remedy

@@ -27,6 +27,8 @@ TARGETS = (
 )
 # JAX's names of the platforms that a library can serve.
 PLATFORMS = ("cpu", "cuda")
+_XLA_NAMES = {"cpu": "cpu", "cuda": "CUDA"}
+_MAKERS = {"cpu": "a C++ compiler", "cuda": "nvcc"}
 _SWITCH = "SFPO_JAX_FFI"
 
 
@@ -44,35 +46,21 @@ class Library(NamedTuple):
     problem: str
 
 
+@functools.cache
 def native_platforms() -> tuple[str, ...]:
     """Platforms whose native kernels are registered, of "cpu" and "cuda".
+
+    Warns, once for the process, of what cannot be used. A CUDA library that was never
+    built is not worth a warning.
 
     Raises:
       RuntimeError: `SFPO_JAX_FFI=require`, and the CPU's library cannot be used.
     """
-    return tuple(x.platform for x in load_libraries() if not x.problem)
-
-
-@functools.cache
-def load_libraries() -> tuple[Library, ...]:
-    """Loads and registers what there is, once for the process; warns of what is broken.
-
-    A CUDA library that was never built is no problem worth a warning.
-    """
-    switch = os.environ.get(_SWITCH, "")
-    if switch not in ("", "0", "1", "require"):
-        raise ValueError(
-            f"`{_SWITCH}` must be 0, 1 or require, got {switch!r}: 0 turns the native "
-            "kernels off."
-        )
-    if switch == "0":
-        reason = f"turned off by {_SWITCH}=0"
-        return tuple(Library(platform, None, reason) for platform in PLATFORMS)
-    found = tuple(
-        _load(platform, _find(_file_name(platform))) for platform in PLATFORMS
-    )
-    for library in found:
-        if not library.problem or (library.platform != "cpu" and not library.path):
+    libraries = load_libraries()
+    switch = _switch()
+    for library in libraries:
+        is_expected = library.platform == "cpu" or library.path
+        if not library.problem or not is_expected or switch == "0":
             continue
         text = f"native kernels for {library.platform.upper()}: {library.problem}"
         if switch == "require" and library.platform == "cpu":
@@ -82,7 +70,26 @@ def load_libraries() -> tuple[Library, ...]:
             "is meant.",
             stacklevel=2,
         )
-    return found
+    return tuple(x.platform for x in libraries if not x.problem)
+
+
+@functools.cache
+def load_libraries() -> tuple[Library, ...]:
+    """Loads and registers what there is, once for the process."""
+    if _switch() == "0":
+        reason = f"turned off by {_SWITCH}=0"
+        return tuple(Library(platform, None, reason) for platform in PLATFORMS)
+    return tuple(_load(name, _find(_file_name(name))) for name in PLATFORMS)
+
+
+def _switch() -> str:
+    switch = os.environ.get(_SWITCH, "")
+    if switch not in ("", "0", "1", "require"):
+        raise ValueError(
+            f"`{_SWITCH}` must be 0, 1 or require, got {switch!r}: 0 turns the native "
+            "kernels off."
+        )
+    return switch
 
 
 def _file_name(platform: str) -> str:
@@ -107,7 +114,9 @@ def _find(name: str) -> Path | None:
 
 def _load(platform: str, path: Path | None) -> Library:
     if path is None:
-        problem = "there is no library; a C++ compiler and `pip install` make one"
+        problem = (
+            f"there is no library; `pip install` makes one with {_MAKERS[platform]}"
+        )
         return Library(platform, None, problem)
     try:
         library = ctypes.CDLL(str(path))
@@ -122,9 +131,6 @@ def _load(platform: str, path: Path | None) -> Library:
             name, jax.ffi.pycapsule(handler), platform=_XLA_NAMES[platform]
         )
     return Library(platform, path, "")
-
-
-_XLA_NAMES = {"cpu": "cpu", "cuda": "CUDA"}
 
 
 def _version_problem(built: Sequence[int], running: Sequence[int] | None) -> str:

@@ -2,6 +2,7 @@
 
 import ctypes.util
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,8 +18,16 @@ from sfpo_jax.kernels._library import (
     native_platforms,
 )
 
-# Not from the cache: each test loads again, and the next user finds what was there.
-load = load_libraries.__wrapped__
+
+@pytest.fixture(autouse=True)
+def _forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test loads again, and what comes after it finds what was there."""
+    monkeypatch.delenv("SFPO_JAX_FFI", raising=False)
+    for cached in (load_libraries, native_platforms):
+        cached.cache_clear()
+    yield
+    for cached in (load_libraries, native_platforms):
+        cached.cache_clear()
 
 
 def test_the_running_version_is_known() -> None:
@@ -58,11 +67,10 @@ def test_garbage_in_its_place_leaves_the_twins_and_the_devices(
     garbage = tmp_path / "libsfpo_jax_cpu.so"
     garbage.write_bytes(b"not a library")
     monkeypatch.setattr(_library, "_find", lambda name: _if_cpu(name, garbage))
-    monkeypatch.delenv("SFPO_JAX_FFI", raising=False)
     with pytest.warns(UserWarning, match="cannot be loaded") as caught:
-        libraries = load()
+        assert native_platforms() == ()
+        assert native_platforms() == ()
     assert len(caught) == 1
-    assert all(library.problem for library in libraries)
     assert jax.devices()
 
 
@@ -74,42 +82,40 @@ def test_a_library_without_its_handlers_cannot_be_loaded(tmp_path: Path) -> None
 
 def test_a_missing_library_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_library, "_find", lambda name: None)
-    monkeypatch.delenv("SFPO_JAX_FFI", raising=False)
     with pytest.warns(UserWarning, match="there is no library") as caught:
-        load()
+        assert native_platforms() == ()
     assert len(caught) == 1  # that of CUDA is missing too, as for most
 
 
 def test_a_newer_library_is_not_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     if not any(x.path for x in load_libraries()):
         pytest.skip("no native library was built")
+    load_libraries.cache_clear()
     monkeypatch.setattr(_library, "_running_version", lambda: (0, 1))
     monkeypatch.setattr(jax.ffi, "register_ffi_target", _never)
-    monkeypatch.delenv("SFPO_JAX_FFI", raising=False)
     with pytest.warns(UserWarning, match=r"here runs 0\.1"):
-        libraries = load()
-    assert all(library.problem for library in libraries)
+        assert native_platforms() == ()
 
 
 def test_turned_off_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SFPO_JAX_FFI", "0")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        libraries = load()
-    assert [x.problem for x in libraries] == ["turned off by SFPO_JAX_FFI=0"] * 2
+        assert native_platforms() == ()
+    assert [x.problem for x in load_libraries()] == ["turned off by SFPO_JAX_FFI=0"] * 2
 
 
 def test_required_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_library, "_find", lambda name: None)
     monkeypatch.setenv("SFPO_JAX_FFI", "require")
     with pytest.raises(RuntimeError, match=r"there is no library.*SFPO_JAX_FFI"):
-        load()
+        native_platforms()
 
 
 def test_another_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SFPO_JAX_FFI", "off")
     with pytest.raises(ValueError, match="must be 0, 1 or require, got 'off'"):
-        load()
+        native_platforms()
 
 
 def test_an_editable_installation_is_searched(
