@@ -11,6 +11,7 @@ from sfpo_jax.kernels._library import Library as Library
 from sfpo_jax.kernels._library import load_libraries as load_libraries
 from sfpo_jax.kernels._library import native_platforms as native_platforms
 from sfpo_jax.kernels._onebit import AdamFactors as AdamFactors
+from sfpo_jax.kernels._onebit import onebit_apply as onebit_apply
 from sfpo_jax.kernels._onebit import onebit_directions as onebit_directions
 from sfpo_jax.kernels._onebit import raised_variance as raised_variance
 from sfpo_jax.kernels._rows import Bucket as Bucket

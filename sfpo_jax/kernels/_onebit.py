@@ -51,33 +51,97 @@ def onebit_directions(
     Returns:
       (u, m), float arrays of the leaves' shapes, both 0 where v is not positive.
     """
-    dtype = variance[0].dtype
-    numbers = jnp.stack([jnp.asarray(x, dtype) for x in (*factors, 0.0, 0.0)])
-    present = alike((numbers, tuple(signs), tuple(scales), tuple(variance)))
+    call = _Call(bucket, has_momentum=True)
+    numbers = _numbers(factors, 0.0, 0.0, variance[0].dtype)
+    u, m = call(numbers, signs, scales, variance, ())
+    return list(u), list(m)
 
-    def twin(arrays: Any) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-        return _directions_twin(bucket, *arrays)
 
-    def native(arrays: Any) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-        numbers, signs, scales, variance = arrays
-        count = len(variance)
+def onebit_apply(
+    bucket: Bucket,
+    signs: Arrays,
+    scales: Arrays,
+    variance: Arrays,
+    params: Arrays,
+    factors: AdamFactors,
+    learning_rate: Any,
+    weight_decay: Any = 0.0,
+    is_decayed: Sequence[bool] = (),
+    *,
+    has_momentum: bool = True,
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """p - learning_rate (u + weight_decay p), in the memory of `params` if donated.
+
+    Args:
+      bucket, signs, scales, variance, factors: as in `onebit_directions`.
+      params: p, float arrays of the leaves' shapes.
+      learning_rate: a number or float scalar array.
+      weight_decay: likewise.
+      is_decayed: which leaves decay; () for none.
+      has_momentum: also return m.
+
+    Returns:
+      (p, m), m being [] without `has_momentum`.
+    """
+    call = _Call(bucket, has_momentum, tuple(is_decayed) or (False,) * len(params))
+    numbers = _numbers(factors, learning_rate, weight_decay, variance[0].dtype)
+    p, m = call(numbers, signs, scales, variance, params)
+    return list(p), list(m)
+
+
+def _numbers(factors: AdamFactors, rate: Any, decay: Any, dtype: Any) -> jax.Array:
+    return jnp.stack([jnp.asarray(x, dtype) for x in (*factors, rate, decay)])
+
+
+class _Call(NamedTuple):
+    """What is known of an update when it is traced."""
+
+    bucket: Bucket
+    has_momentum: bool
+    is_decayed: tuple[bool, ...] = ()
+
+    def __call__(self, *args: Any) -> Any:
+        args = alike(tuple(x if isinstance(x, jax.Array) else tuple(x) for x in args))
+        _, _, scales, variance, params = args
+        if not is_float32([*scales, *variance, *params]):
+            return self._twin(*args)
+        return choose(self._native, self._twin, *args)
+
+    def _native(
+        self, numbers: jax.Array, signs: Any, scales: Any, variance: Any, params: Any
+    ) -> Any:
+        count, before = len(variance), 1 + len(signs) + len(scales) + len(variance)
         found = ffi_call(
             "sfpo_onebit_update",
-            [numbers, *signs, *scales, *variance],
-            [(x.shape, jnp.float32) for x in variance] * 2,
+            [numbers, *signs, *scales, *variance, *params],
+            [(x.shape, jnp.float32) for x in variance] * (1 + self.has_momentum),
             {
                 "leaves": count,
-                "has_parameters": False,
-                "has_momentum": True,
-                "is_decayed": np.zeros(count, np.int64),
-                **layout_attributes(bucket),
+                "has_parameters": bool(params),
+                "has_momentum": self.has_momentum,
+                "is_decayed": np.array(self.is_decayed or (0,) * count, np.int64),
+                **layout_attributes(self.bucket),
             },
+            {before + i: i for i in range(len(params))},
         )
         return tuple(found[:count]), tuple(found[count:])
 
-    is_native = is_float32([*scales, *variance])
-    u, m = choose(native, twin, present) if is_native else twin(present)
-    return list(u), list(m)
+    def _twin(
+        self, numbers: jax.Array, signs: Any, scales: Any, variance: Any, params: Any
+    ) -> Any:
+        m_correction, v_correction, eps, floor, rate, decay = numbers
+        shapes = [v.shape for v in variance]
+        mu = decode_signs(self.bucket, signs, scales, shapes, variance)
+        rows = [raised_variance(v, floor) for v in self.bucket.pack_own(variance)]
+        found = []
+        for place, flat in enumerate(self.bucket.unpack(rows)):
+            v, m = flat.reshape(shapes[place]), mu[place] / m_correction
+            u = jnp.where(v > 0, m / (jnp.sqrt(v / v_correction) + eps), 0)
+            if params:
+                p = params[place]
+                u = p - rate * (u + decay * p if self.is_decayed[place] else u)
+            found.append(u)
+        return tuple(found), tuple(mu) if self.has_momentum else ()
 
 
 def raised_variance(rows: jax.Array, nu_floor: Any) -> jax.Array:
@@ -86,24 +150,3 @@ def raised_variance(rows: jax.Array, nu_floor: Any) -> jax.Array:
     count = jnp.maximum(jnp.sum(live, axis=-1, dtype=jnp.int32), 1)
     mean = jnp.sum(rows, axis=-1) / count.astype(rows.dtype)
     return jnp.where(live, jnp.maximum(rows, nu_floor * mean[:, None]), 0)
-
-
-def _directions_twin(
-    bucket: Bucket,
-    numbers: jax.Array,
-    signs: Arrays,
-    scales: Arrays,
-    variance: Sequence[jax.Array],
-) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    m_correction, v_correction, eps, floor = (numbers[i] for i in range(4))
-    shapes = [v.shape for v in variance]
-    mu = decode_signs(bucket, signs, scales, shapes, variance)
-    rows = [raised_variance(v, floor) for v in bucket.pack_own(variance)]
-    raised = [
-        v.reshape(shape) for v, shape in zip(bucket.unpack(rows), shapes, strict=True)
-    ]
-    directions = [
-        jnp.where(v > 0, m / m_correction / (jnp.sqrt(v / v_correction) + eps), 0)
-        for m, v in zip(mu, raised, strict=True)
-    ]
-    return tuple(directions), tuple(mu)

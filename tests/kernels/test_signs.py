@@ -18,6 +18,7 @@ from sfpo_jax.kernels import (
     decode_signs,
     encode_signs,
     native_platforms,
+    onebit_apply,
     onebit_directions,
     serve_signs,
 )
@@ -190,6 +191,36 @@ def test_directions_are_adams(which: str) -> None:
         np.testing.assert_allclose(got, np.where(live, want, 0), rtol=2e-6)
         kept = _rows([np.asarray(a) for a in m])[place]
         np.testing.assert_array_equal(kept, np.where(live, mu, 0))
+
+
+def test_applied_in_place_is_the_direction_times_the_rate(which: str) -> None:
+    del which
+    sent = jax.jit(_encode())()
+    variance = [jnp.asarray(v) for v in _variance()]
+    params = [jnp.asarray(x) for x in _normal(5)]
+    is_decayed = [True, False, True, False, True]
+
+    def both() -> Any:
+        u, _ = onebit_directions(BUCKET, sent.signs, sent.scales, variance, FACTORS)
+        new = onebit_apply(
+            BUCKET,
+            sent.signs,
+            sent.scales,
+            variance,
+            params,
+            FACTORS,
+            0.5,
+            0.1,
+            is_decayed,
+            has_momentum=False,
+        )
+        return u, new
+
+    u, (new, mu) = jax.jit(both)()
+    assert mu == []
+    for p, step, got, decays in zip(params, u, new, is_decayed, strict=True):
+        want = p - 0.5 * (step + 0.1 * decays * np.asarray(p))
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
 def test_decoding_gives_back_the_signs_and_scales(which: str) -> None:
