@@ -10,6 +10,7 @@ from sfpo_jax.kernels._bits import unpack_bits as unpack_bits
 from sfpo_jax.kernels._library import Library as Library
 from sfpo_jax.kernels._library import load_libraries as load_libraries
 from sfpo_jax.kernels._library import native_platforms as native_platforms
+from sfpo_jax.kernels._native import use_twins as use_twins
 from sfpo_jax.kernels._onebit import AdamFactors as AdamFactors
 from sfpo_jax.kernels._onebit import onebit_apply as onebit_apply
 from sfpo_jax.kernels._onebit import onebit_directions as onebit_directions

@@ -1,6 +1,8 @@
 """One call for a native kernel and its jnp twin: whichever the platform has."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import jax
@@ -12,6 +14,22 @@ from sfpo_jax.kernels._library import native_platforms
 T = TypeVar("T")
 
 
+_is_native: ContextVar[bool] = ContextVar("_is_native", default=True)
+
+
+@contextmanager
+def use_twins() -> Iterator[None]:
+    """What is traced inside runs the jnp twins: to compare them with the kernels.
+
+    A function that `jax.jit` has traced before keeps what it was traced with.
+    """
+    token = _is_native.set(False)
+    try:
+        yield
+    finally:
+        _is_native.reset(token)
+
+
 def choose(native: Callable[..., T], twin: Callable[..., T], *args: Any) -> T:
     """`native(*args)` where the program will run on a platform that has the kernels.
 
@@ -19,7 +37,7 @@ def choose(native: Callable[..., T], twin: Callable[..., T], *args: Any) -> T:
     What a program is compiled for is known only when it is lowered: the planner
     compiles for a GPU in a process without one.
     """
-    platforms = native_platforms()
+    platforms = native_platforms() if _is_native.get() else ()
     if not platforms:
         return twin(*args)
 

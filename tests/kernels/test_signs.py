@@ -1,5 +1,6 @@
 """The fused sign kernels against the equations, and native against jnp bit for bit."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,8 +22,8 @@ from sfpo_jax.kernels import (
     onebit_apply,
     onebit_directions,
     serve_signs,
+    use_twins,
 )
-from sfpo_jax.kernels import _native as dispatch
 
 BLOCK = 64
 # Whole blocks, a short last one, several axes, less than a byte, a scalar.
@@ -46,9 +47,7 @@ def which(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs a test with the native kernels, and with their twins."""
     if request.param == "native" and not native_platforms():
         pytest.skip("no native library is in use")
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "jnp":
-            patch.setattr(dispatch, "native_platforms", lambda: ())
+    with use_twins() if request.param == "jnp" else contextlib.nullcontext():
         yield request.param
 
 

@@ -1,0 +1,176 @@
+"""What the native kernels gain: each against its twin, a user's code, and a copy.
+
+    python -m experiments.bench.kernels
+
+Everything is timed in place where it can be (donated buffers, warm destinations), in
+interleaved repeats, medians. The unit is a copy of the same number of float32 entries
+into a warm destination by as many threads as there are cores: what it costs to read
+and write the entries once. Writes JSON and a table.
+"""
+
+import dataclasses
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from experiments.bench.kernel_cases import CASES, Contender, copy_in_threads
+from sfpo_jax.kernels import load_libraries
+from sfpo_jax.training import ConfigError, exit_on_config_error, load_config
+
+PROGRAM = "python -m experiments.bench.kernels"
+# A contender that is much slower than the others is not repeated for minutes.
+_PATIENCE_SECONDS = 20.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to time, and where to."""
+
+    millions: str = "1,16,100"
+    """Millions of entries, by commas."""
+    repeats: int = 15
+    """Interleaved runs of each contender."""
+    kernels: str = "all"
+    """Which, by commas."""
+    out: str = "docs/results/kernels.json"
+    """The file of results; the table lies beside it."""
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ConfigError(f"`repeats` must be at least 1, got {self.repeats}")
+        words = self.millions.split(",")
+        if not all(word.isdigit() and int(word) > 0 for word in words):
+            raise ConfigError(
+                f"`millions` must be whole numbers by commas, got {self.millions!r}"
+            )
+        if unknown := set(self.chosen()) - set(CASES):
+            raise ConfigError(
+                f"`kernels` must be all or of {', '.join(CASES)}, got "
+                f"{', '.join(sorted(unknown))}"
+            )
+
+    def chosen(self) -> list[str]:
+        """The kernels' names."""
+        return list(CASES) if self.kernels == "all" else self.kernels.split(",")
+
+    def sizes(self) -> list[int]:
+        """Millions of entries."""
+        return [int(word) for word in self.millions.split(",")]
+
+
+class Timing(NamedTuple):
+    """The medians of one contender, in seconds."""
+
+    name: str
+    seconds: float
+    runs: int
+
+
+def time_all(contenders: Sequence[Contender], size: int, repeats: int) -> list[Timing]:
+    """Medians of interleaved runs, the first of each, which compiles, left out."""
+    runs: list[tuple[str, Callable[[], None], list[float]]] = []
+    for contender in contenders:
+        if size <= contender.limit and (run := contender.prepare(size)) is not None:
+            run()
+            runs.append((contender.name, run, []))
+    for _ in range(repeats):
+        for _, run, seconds in runs:
+            if sum(seconds) > _PATIENCE_SECONDS:
+                continue
+            began = time.perf_counter()
+            run()
+            seconds.append(time.perf_counter() - began)
+    return [Timing(name, float(np.median(s)), len(s)) for name, _, s in runs]
+
+
+def measure(options: Options, console: Console) -> list[dict[str, Any]]:
+    """Times every kernel at every size."""
+    rows = []
+    copy = Contender("copy", copy_in_threads)
+    for million in options.sizes():
+        for kernel in options.chosen():
+            contenders = [copy, *CASES[kernel]]
+            timings = time_all(contenders, million * 10**6, options.repeats)
+            row = {"kernel": kernel, "millions": million}
+            row["timings"] = [timing._asdict() for timing in timings]
+            rows.append(row)
+            found = ", ".join(f"{t.name} {1e3 * t.seconds:.1f} ms" for t in timings)
+            console.print(f"{million} M, {kernel}: {found}", highlight=False)
+    return rows
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """A table of each kernel: contenders down, sizes across."""
+    lines = [
+        f"{result['cores']} CPU cores; medians of up to {result['repeats']} "
+        "interleaved runs, in milliseconds, and in",
+        "copies: times that of copying as many float32 entries into a warm "
+        "destination with all cores.",
+    ]
+    sizes = sorted({row["millions"] for row in result["rows"]})
+    for kernel in dict.fromkeys(row["kernel"] for row in result["rows"]):
+        heads = [f"{size} million" for size in sizes]
+        lines += ["", f"| {kernel} | " + " | ".join(heads) + " |"]
+        lines += ["|---|" + "---:|" * len(sizes)]
+        cells: dict[str, dict[int, str]] = {}
+        for row in result["rows"]:
+            if row["kernel"] != kernel:
+                continue
+            copy = row["timings"][0]["seconds"]
+            for timing in row["timings"]:
+                text = f"{1e3 * timing['seconds']:.3g} ms"
+                if timing["name"] != "copy":
+                    text += f" ({timing['seconds'] / copy:.3g})"
+                cells.setdefault(timing["name"], {})[row["millions"]] = text
+        for name, found in cells.items():
+            values = [found.get(size, "-") for size in sizes]
+            lines.append(f"| {name} | " + " | ".join(values) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measures and writes.
+
+    Args:
+      argv: the arguments after the program's name.
+
+    Returns:
+      The exit status, 0.
+
+    Raises:
+      SystemExit: with status 2 for options that cannot be used, 0 after `--help`.
+    """
+    with exit_on_config_error(PROGRAM):
+        options = load_config(
+            Options(), argv, prog=PROGRAM, description="Times the native kernels."
+        )
+    console = Console(soft_wrap=True)
+    if "cpu" not in [x.platform for x in load_libraries() if not x.problem]:
+        console.print("No native kernels are loaded: `python -m sfpo_jax doctor`.")
+        return 1
+    result: dict[str, Any] = {
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "jax": jax.__version__,
+        "repeats": options.repeats,
+        "rows": measure(options, console),
+    }
+    out = Path(options.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    out.with_suffix(".md").write_text(markdown(result), encoding="utf-8")
+    console.print(markdown(result), markup=False, highlight=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
