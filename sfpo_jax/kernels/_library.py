@@ -107,7 +107,8 @@ def _find(name: str) -> Path | None:
 
 def _load(platform: str, path: Path | None) -> Library:
     if path is None:
-        problem = "there is no library; a C++ compiler and `pip install` make one"
+        compilers = {"cpu": "a C++ compiler", "cuda": "nvcc, a C++ compiler"}[platform]
+        problem = f"there is no library; {compilers} and `pip install` make one"
         return Library(platform, None, problem)
     try:
         library = ctypes.CDLL(str(path))
