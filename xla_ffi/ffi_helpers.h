@@ -22,10 +22,11 @@ inline ffi::Error invalid(const std::string& message) {
     }                                                                        \
   } while (false)
 
-// A handler under the name that Python registers, visible outside the library.
-#define SFPO_DEFINE_HANDLER(name, function, binding)                                         \
+// A handler under the name that Python registers, visible outside the library; after
+// `binding`, its traits if it has any.
+#define SFPO_DEFINE_HANDLER(name, function, ...)                                             \
   extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* name(XLA_FFI_CallFrame*); \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, function, binding)
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, function, __VA_ARGS__)
 
 // A flat view of one operand or result.
 template <typename T>
@@ -38,6 +39,12 @@ struct View {
 
 template <typename T>
 using Views = std::vector<View<T>>;
+
+// Entry `start` of array `i`; null where there are no such arrays.
+template <typename T>
+T* at(const Views<T>& views, int64_t i, int64_t start) {
+  return views.empty() ? nullptr : views[i].data + start;
+}
 
 template <typename T>
 inline constexpr ffi::DataType kDataType = ffi::DataType::INVALID;

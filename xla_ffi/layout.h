@@ -1,4 +1,4 @@
-// A bucket's layout as a handler receives it, checked, and cut into chunks for threads.
+// A bucket's layout as a handler receives it, checked, and cut into chunks of work.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ struct Chunk {
   int64_t rows;
 };
 
-// Where in its leaf a row of a piece begins, and how many entries it has.
+// Where in its leaf a row of a piece begins, and how many entries are meant.
 struct RowSpan {
   int64_t start;
   int64_t length;
@@ -63,11 +63,12 @@ class Layout {
     }
   }
 
-  // Chunks of all pieces; with `with_padding` also of the rows that no piece fills.
-  std::vector<Chunk> chunks(bool with_padding) const {
+  // Chunks of all pieces; with `with_padding` also of the rows that no piece fills. By default
+  // they are long enough to be worth a thread's claim, short enough to be shared out evenly.
+  std::vector<Chunk> chunks(bool with_padding, int64_t chunk_entries = 1 << 16) const {
     std::vector<Chunk> chunks;
     auto cut = [&](const Piece* piece, int64_t group, int64_t row, int64_t rows) {
-      int64_t step = std::max<int64_t>(1, kChunkEntries / groups_[group].width);
+      int64_t step = std::max<int64_t>(1, chunk_entries / groups_[group].width);
       for (int64_t end = row + rows; row < end; row += step) {
         chunks.push_back({piece, group, row, std::min(step, end - row)});
       }
@@ -84,14 +85,17 @@ class Layout {
   }
 
   RowSpan span(const Piece& piece, int64_t row) const {
+    RowSpan all = rest(piece, row);
+    return {all.start, std::min(width(piece.group), all.length)};
+  }
+
+  // The same of `row` and all rows of the piece after it.
+  RowSpan rest(const Piece& piece, int64_t row) const {
     int64_t offset = (row - piece.row) * width(piece.group);
-    return {piece.start + offset, std::min(width(piece.group), piece.length - offset)};
+    return {piece.start + offset, piece.length - offset};
   }
 
  private:
-  // Long enough to be worth a claim, short enough to be shared out evenly.
-  static constexpr int64_t kChunkEntries = 1 << 16;
-
   struct Group {
     int64_t width;
     int64_t rows;

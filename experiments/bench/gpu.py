@@ -1,12 +1,15 @@
-"""What the planned programs do on a real GPU.
+"""What the planned programs and the native kernels do on a real GPU.
 
     python -m experiments.bench.gpu --part memory
+    python -m experiments.bench.gpu --part kernels
 
-Trains GPT-3 13B under a limit of 80 GB, and ViT-L/16 by dense AdamW and by the layered
-step at the same batch, each in a process of its own: step time, tokens or images a
-second, share of the card's arithmetic, and the peak of memory beside the planned one.
-Five minutes at most; needs jax with CUDA, flax, optax and numpy. Without a GPU it shows
-that the programs compile for one, which needs the extra `plan`.
+The first trains GPT-3 13B under a limit of 80 GB, and ViT-L/16 by dense AdamW and by
+the layered step at the same batch, each in a process of its own: step time, tokens or
+images a second, share of the card's arithmetic, and the peak of memory beside the
+planned one.
+The second compares each kernel with its jnp twin, and its time with that of a copy.
+Five minutes at most each; needs jax with CUDA, flax, optax and numpy. Without a GPU it
+shows that the programs compile for one, which needs the extra `plan`.
 """
 
 import argparse
@@ -24,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import sfpo_jax as sfpo
+from experiments.bench import gpu_kernels
 from experiments.bench.memory_programs import (
     SAVED,
     Program,
@@ -175,24 +179,29 @@ def main(argv: Sequence[str]) -> int:
       SystemExit: with status 2 for options that cannot be used, 0 after `--help`.
     """
     parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
-    parser.add_argument("--part", choices=["memory"], default="memory")
-    parser.add_argument("--out", default="docs/results/gpu_memory.json")
+    parser.add_argument("--part", choices=["memory", "kernels"], default="memory")
+    parser.add_argument("--out", help="default: docs/results/gpu_PART.json")
     parser.add_argument("--only", help="one program, in this process; prints JSON")
     options = parser.parse_args(argv)
-    known = programs()
-    if options.only:
-        print(json.dumps(run(known[options.only])))
-        return 0
     memory = _gpu_memory()
-    rows = [
-        compile_only(program) if memory is None else _apart(program, memory)
-        for program in known.values()
-    ]
-    out = Path(options.out)
+    if options.part == "kernels":
+        rows = gpu_kernels.rows(has_gpu=memory is not None)
+        table = gpu_kernels.markdown(rows)
+    else:
+        known = programs()
+        if options.only:
+            print(json.dumps(run(known[options.only])))
+            return 0
+        rows = [
+            compile_only(program) if memory is None else _apart(program, memory)
+            for program in known.values()
+        ]
+        table = markdown(rows)
+    out = Path(options.out or f"docs/results/gpu_{options.part}.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    out.with_suffix(".md").write_text(markdown(rows), encoding="utf-8")
-    print(markdown(rows))
+    out.with_suffix(".md").write_text(table, encoding="utf-8")
+    print(table)
     return int(any("problem" in row for row in rows))
 
 

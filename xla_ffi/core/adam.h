@@ -11,6 +11,16 @@
 
 namespace sfpo {
 
+// As the handlers are given them, six floats.
+struct AdamFactors {
+  float m_correction;  // 1 - b1^t
+  float v_correction;  // 1 - b2^W
+  float eps;
+  float nu_floor;       // share of a block's mean variance that v counts as at least
+  float learning_rate;  // where parameters are updated
+  float weight_decay;   // likewise
+};
+
 // `corrected_m` is m / m_correction, `least` the smallest v that counts.
 SFPO_INLINE float direction(float corrected_m, float v, float least, float v_correction,
                             float eps) {

@@ -17,6 +17,11 @@ SFPO_INLINE float contribution(float g, float m, float e, float b1, float g_shar
   return (b1 * m + g_share * g) + e;
 }
 
+// `scale`, negative where bit 31 of `bits` is set: what one entry is decoded to.
+SFPO_INLINE float signed_scale(float scale, uint32_t bits) {
+  return from_bits(to_bits(scale) ^ (bits & kSignBit));
+}
+
 SFPO_INLINE float block_scale(float sum_of_magnitudes, int64_t live, float relaxation) {
   return sum_of_magnitudes / static_cast<float>(live > 0 ? live : 1) * relaxation;
 }

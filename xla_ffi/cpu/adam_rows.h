@@ -3,16 +3,9 @@
 
 #include <cstdint>
 
-namespace sfpo {
+#include "core/adam.h"
 
-struct AdamFactors {
-  float m_correction;  // 1 - b1^t
-  float v_correction;  // 1 - b2^W
-  float eps;
-  float nu_floor;       // share of a block's mean variance that v counts as at least
-  float learning_rate;  // of `parameters` alone
-  float weight_decay;   // likewise
-};
+namespace sfpo {
 
 // Writes the directions u of `length` entries, and their momentum where `momentum` is not
 // null. With `parameters` the result is parameters - learning_rate * (u + decay * parameters)

@@ -1,0 +1,27 @@
+// Kernels started without the triple brackets, which only nvcc can read.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cuda/row_table.h"
+
+namespace sfpo {
+
+// A warp for each row of `table`; `arguments` follow it.
+template <typename Job, typename... Parameters, typename... Arguments>
+cudaError_t launch_rows(void (*kernel)(RowTable<Job>, Parameters...), const RowTable<Job>& table,
+                        cudaStream_t stream, Arguments... arguments) {
+  static_assert(sizeof(RowTable<Job>) <= kTableBytes, "too large to be a parameter");
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(table.blocks());
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  cudaError_t status = cudaLaunchKernelEx(&config, kernel, table, arguments...);
+  // The same error would else be found by whoever asks next.
+  cudaError_t last = cudaGetLastError();
+  return status != cudaSuccess ? status : last;
+}
+
+}  // namespace sfpo

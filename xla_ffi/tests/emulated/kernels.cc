@@ -1,0 +1,17 @@
+// All CUDA kernels and their handlers, for the CPU: compile with this folder first among the
+// includes, so that its cuda_runtime.h is found.
+#include <cuda_runtime.h>
+
+#include "cuda/onebit_update.cc"
+#include "cuda/onebit_update.cu"
+#include "cuda/sign_decode.cc"
+#include "cuda/sign_decode.cu"
+#include "cuda/sign_encode.cc"
+#include "cuda/sign_encode.cu"
+#include "cuda/sign_serve.cc"
+#include "cuda/sign_serve.cu"
+
+extern "C" __attribute__((visibility("default"))) void sfpo_run_backward(int is_backward) {
+  emulated::state.order =
+      is_backward != 0 ? emulated::Order::kBackward : emulated::Order::kForward;
+}
