@@ -32,7 +32,7 @@ from sfpo_jax.parallel._step import (
     choose,
     next_step,
 )
-from sfpo_jax.transforms import global_norm
+from sfpo_jax.transforms import apply_gradients, global_norm
 
 
 class TrainStep(Step):
@@ -128,8 +128,7 @@ class TrainStep(Step):
         dense = self._wide(tuple(a for a in self.batch_axes if a not in done))
         grads = layout.reduce(grads, dense)
         own, held = layout.own(state.params), layout.unlead(state.opt_state)
-        updates, new_held = self._tx.update(grads, held, own)
-        new = optax.apply_updates(own, updates)
+        new, new_held = apply_gradients(self._tx, grads, held, own)
         # A transformation sees its shard alone, and could not agree with the others.
         if self._skip_nonfinite or self._shard_axes:
             new, new_held = choose(finite, (new, new_held), (own, held))

@@ -9,6 +9,10 @@ from sfpo_jax.transforms._compressed_mean import (
 )
 from sfpo_jax.transforms._compressed_mean import compressed_mean as compressed_mean
 from sfpo_jax.transforms._factored import Factored as Factored
+from sfpo_jax.transforms._in_place import (
+    InPlaceTransformation as InPlaceTransformation,
+)
+from sfpo_jax.transforms._in_place import apply_gradients as apply_gradients
 from sfpo_jax.transforms._onebit_adam import onebit_adam as onebit_adam
 from sfpo_jax.transforms._onebit_adam import (
     scale_by_onebit_adam as scale_by_onebit_adam,

@@ -16,9 +16,11 @@ from sfpo_jax.compression import Compressor
 from sfpo_jax.kernels import (
     AdamFactors,
     decode_signs,
+    onebit_apply,
     onebit_directions,
     raised_variance,
 )
+from sfpo_jax.transforms._in_place import Target
 
 Arrays = list[jax.Array]
 
@@ -44,7 +46,7 @@ class Momenta(NamedTuple):
 class Averaged(NamedTuple):
     """What it leaves."""
 
-    directions: Arrays
+    moved: Arrays  # directions, or new parameters where a target was given
     mu: Arrays
     payload: Any  # the mean as it came off the wire, of each bucket's groups
     worker_error: Arrays  # [] without error feedback
@@ -84,11 +86,16 @@ class Exchange(NamedTuple):
         errors = reduced.worker_error if errors else []
         return Mean(reduced.mean, errors, reduced.server_error)
 
-    def average(self, start: Momenta, b1: Scalar, factors: AdamFactors) -> Averaged:
+    def average(
+        self, start: Momenta, b1: Scalar, factors: AdamFactors, target: Target | None
+    ) -> Averaged:
         """The mean over the axis of b1 m + (1 - b1) g + e, and where it leads."""
         if start.nu and self.is_fused(start.nu[0].dtype):
-            return self._average_signs(start, b1, factors)
-        return self._average_rows(start, b1, factors)
+            return self._average_signs(start, b1, factors, target)
+        found = self._average_rows(start, b1, factors)
+        if target is None:
+            return found
+        return found._replace(moved=target.moved(found.moved))
 
     def decode(self, payload: Any, nu: Arrays) -> Arrays:
         """The momentum of each leaf that a payload stands for, 0 where nu is."""
@@ -116,7 +123,7 @@ class Exchange(NamedTuple):
         return values
 
     def _average_signs(
-        self, start: Momenta, b1: Scalar, factors: AdamFactors
+        self, start: Momenta, b1: Scalar, factors: AdamFactors, target: Target | None
     ) -> Averaged:
         mean = exchange_signs(
             self.buckets,
@@ -129,17 +136,29 @@ class Exchange(NamedTuple):
             server_error=start.server_error,
             variance=start.nu,
         )
-        directions, mu = list(start.nu), list(start.nu)
+        is_in_place = target is not None and all(
+            p.dtype == jnp.float32 for p in target.params
+        )
+        moved, mu = list(start.nu), list(start.nu)
         for bucket, groups in zip(self.buckets, mean.payload, strict=True):
             signs, scales = [x.signs for x in groups], [x.scales for x in groups]
-            found = onebit_directions(
-                bucket, signs, scales, bucket.of(start.nu), factors
-            )
-            for leaf, u, m in zip(bucket.leaves, *found, strict=True):
-                directions[leaf], mu[leaf] = u, m
-        return Averaged(
-            directions, mu, mean.payload, mean.worker_error, mean.server_error
-        )
+            update = (bucket, signs, scales, bucket.of(start.nu))
+            if target is not None and is_in_place:
+                found = onebit_apply(
+                    *update,
+                    bucket.of(target.params),
+                    factors,
+                    target.rate,
+                    target.decay,
+                    bucket.of(target.is_decayed),
+                )
+            else:
+                found = onebit_directions(*update, factors)
+            for leaf, new, m in zip(bucket.leaves, *found, strict=True):
+                moved[leaf], mu[leaf] = new, m
+        if target is not None and not is_in_place:
+            moved = target.moved(moved)
+        return Averaged(moved, mu, mean.payload, mean.worker_error, mean.server_error)
 
     def _average_rows(
         self, start: Momenta, b1: Scalar, factors: AdamFactors

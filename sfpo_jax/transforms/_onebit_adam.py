@@ -17,6 +17,7 @@ from sfpo_jax._validate import (
 from sfpo_jax.collectives import AxisName
 from sfpo_jax.compression import Compressor, sign
 from sfpo_jax.transforms._freeze import WarmupSteps, freeze_rule
+from sfpo_jax.transforms._in_place import InPlaceTransformation, Target
 from sfpo_jax.transforms._moments import resolve_kind
 from sfpo_jax.transforms._onebit_core import OnebitAdam, ScaleByOnebitAdamState
 from sfpo_jax.transforms._state import MaskOrFn, bucket_entries, select
@@ -103,7 +104,7 @@ def onebit_adam(
     error_dtype: Any = None,
     mask: MaskOrFn = None,
     bucket_size: str = "256MB",
-) -> optax.GradientTransformationExtraArgs:
+) -> InPlaceTransformation:
     r"""1-bit Adam with decoupled weight decay (Tang et al. 2021).
 
     Exact AdamW on the exactly averaged gradient for `warmup_steps` steps; then the
@@ -205,22 +206,32 @@ def onebit_adam(
                 "`params` is None, but `weight_decay` needs them: call "
                 "`tx.update(grads, state, params)`."
             )
-        rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+        target = target_of(updates, params, state)
         chosen, directions, new_state, taken = core.step(updates, state)
-        if has_decay:
-            assert params is not None
-            decayed = set(select(params, mask).places)
-            leaves = chosen.treedef.flatten_up_to(params)
-            directions = [
-                u + weight_decay * leaves[i].astype(u.dtype) if i in decayed else u
-                for i, u in zip(chosen.places, directions, strict=True)
-            ]
-        steps = [
-            jnp.where(taken, -jnp.asarray(rate, u.dtype) * u, 0) for u in directions
-        ]
+        steps = [jnp.where(taken, x, 0) for x in target.steps(directions)]
         return chosen.replace(steps), new_state
 
-    return optax.GradientTransformationExtraArgs(core.init, update_fn)
+    def apply_fn(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        target = target_of(updates, params, state)
+        chosen, moved, new_state, _ = core.step(updates, state, target)
+        leaves = chosen.treedef.flatten_up_to(params)
+        return chosen._replace(leaves=leaves).replace(moved), new_state
+
+    def target_of(updates: Any, params: Any, state: Any) -> Target:
+        rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+        chosen = select(updates)
+        decayed = set(select(params, mask).places) if has_decay else set()
+        leaves = chosen.leaves
+        if params is not None:
+            leaves = chosen.treedef.flatten_up_to(params)
+        return Target(
+            [leaves[i] for i in chosen.places],
+            rate,
+            weight_decay,
+            [i in decayed for i in chosen.places],
+        )
+
+    return InPlaceTransformation(core.init, update_fn, apply_fn)
 
 
 def _core(

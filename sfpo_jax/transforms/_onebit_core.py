@@ -57,6 +57,7 @@ from sfpo_jax.transforms._exchange import (
 )
 from sfpo_jax.transforms._freeze import FreezeRule, FreezeState
 from sfpo_jax.transforms._hash import make_seed
+from sfpo_jax.transforms._in_place import Target
 from sfpo_jax.transforms._moments import (
     bias_correction,
     load,
@@ -165,9 +166,15 @@ class OnebitAdam:
         )
 
     def step(
-        self, updates: optax.Updates, state: ScaleByOnebitAdamState
+        self,
+        updates: optax.Updates,
+        state: ScaleByOnebitAdamState,
+        target: Target | None = None,
     ) -> tuple[Selection, Arrays, ScaleByOnebitAdamState, jax.Array]:
-        """One step: (leaves, directions u, new state, whether it was taken)."""
+        """One step: (leaves, directions u, new state, whether it was taken).
+
+        With a target its new parameters come in place of the directions.
+        """
         chosen = select(updates)
         work = chosen.working_dtype()
         warn_if_reduced(chosen.chosen(), self.axis_name)
@@ -176,17 +183,20 @@ class OnebitAdam:
         is_compressed = is_compressed_step(state, self.refresh_every)
 
         def skip() -> tuple[Arrays, ScaleByOnebitAdamState]:
+            if target is not None:
+                return target.params, self._with_own_errors(state)
             zeros = [jnp.zeros_like(v) for v in _load(work, chosen.read(state.nu))]
             return zeros, self._with_own_errors(state)
 
         def warmup() -> tuple[Arrays, ScaleByOnebitAdamState]:
             with jax.named_scope(WARMUP_SCOPE):
                 found, new = self._warmup(chosen, state)
+                found = found if target is None else target.moved(found)
                 return found, self._with_own_errors(new)
 
         def compressed() -> tuple[Arrays, ScaleByOnebitAdamState]:
             with jax.named_scope(COMPRESSED_SCOPE):
-                found, new = self._compressed(chosen, state)
+                found, new = self._compressed(chosen, state, target)
                 return found, self._with_own_errors(new)
 
         branch = jnp.where(taken, 1 + is_compressed.astype(jnp.int32), 0)
@@ -243,7 +253,7 @@ class OnebitAdam:
         )
 
     def _compressed(
-        self, chosen: Selection, state: ScaleByOnebitAdamState
+        self, chosen: Selection, state: ScaleByOnebitAdamState, target: Target | None
     ) -> tuple[Arrays, ScaleByOnebitAdamState]:
         """Adam with v frozen and the mean of the momenta compressed."""
         work = chosen.working_dtype()
@@ -272,7 +282,7 @@ class OnebitAdam:
             nu=nu,
         )
         factors = self._factors(count, self._last_refresh(state), work)
-        found = exchange.average(start, self.b1, factors)
+        found = exchange.average(start, self.b1, factors, target)
         if self.has_feedback:
             held = self._hold(chosen, found.worker_error, worker)
             server = jax.tree.map(store, found.server_error, server)
@@ -284,7 +294,7 @@ class OnebitAdam:
             mu = found.payload
         else:
             mu = self._hold(chosen, found.mu, state.mu)
-        return found.directions, state._replace(count=count, mu=mu)
+        return found.moved, state._replace(count=count, mu=mu)
 
     def _factors(
         self, count: jax.Array, updated_at: jax.Array, work: Any

@@ -12,6 +12,7 @@ from sfpo_jax.collectives import AxisName
 from sfpo_jax.compression import sign
 from sfpo_jax.schedules import cosine_sparsity
 from sfpo_jax.transforms._freeze import WarmupSteps
+from sfpo_jax.transforms._in_place import InPlaceTransformation
 from sfpo_jax.transforms._onebit_adam import onebit_adam
 from sfpo_jax.transforms._onebit_core import is_compressed_step
 from sfpo_jax.transforms._sparsify import sparsify
@@ -49,7 +50,7 @@ def sfpo(
     error_dtype: Any = None,
     mask: MaskOrFn = None,
     bucket_size: str = "256MB",
-) -> optax.GradientTransformationExtraArgs:
+) -> InPlaceTransformation:
     """SFPO: cosine-annealed sparsification of gradients, then 1-bit Adam.
 
     Like ``optax.chain(sparsify(cosine_sparsity(base_sparsity, total_steps,
@@ -126,6 +127,11 @@ def sfpo(
     def init_fn(params: optax.Params) -> SfpoState:
         return SfpoState(masking.init(params), adam.init(params))
 
+    def masked(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        # A step that brings the variance up to date needs the whole gradient.
+        is_on = is_compressed_step(state.onebit_adam, refresh_every)
+        return masking.update(updates, state.sparsify, params, sparsity_is_on=is_on)
+
     def update_fn(
         updates: optax.Updates,
         state: Any,
@@ -133,15 +139,16 @@ def sfpo(
         **extra_args: Any,
     ) -> tuple[optax.Updates, SfpoState]:
         del extra_args
-        # A step that brings the variance up to date needs the whole gradient.
-        is_on = is_compressed_step(state.onebit_adam, refresh_every)
-        updates, masked = masking.update(
-            updates, state.sparsify, params, sparsity_is_on=is_on
-        )
+        updates, sparse = masked(updates, state, params)
         updates, adapted = adam.update(updates, state.onebit_adam, params)
-        return updates, SfpoState(masked, adapted)
+        return updates, SfpoState(sparse, adapted)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    def apply_fn(updates: Any, state: Any, params: Any) -> tuple[Any, SfpoState]:
+        updates, sparse = masked(updates, state, params)
+        params, adapted = adam.apply(updates, state.onebit_adam, params)
+        return params, SfpoState(sparse, adapted)
+
+    return InPlaceTransformation(init_fn, update_fn, apply_fn)
 
 
 def _default_warmup(total_steps: Scalar) -> Any:

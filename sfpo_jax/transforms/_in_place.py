@@ -1,0 +1,84 @@
+"""Transformations that can write new parameters where the old ones lie.
+
+Optax's `update` returns updates, an array as large as the parameters that is written
+and read once more to add it. A transformation that knows its parameters can leave that
+out. Both ways give the same numbers but for the last rounding.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+class InPlaceTransformation(optax.GradientTransformationExtraArgs):
+    """An Optax transformation that also has `apply`, which leaves its updates out.
+
+    Attributes:
+      apply: (updates, state, params) -> (new params, new state), what
+        `optax.apply_updates` makes of `update`.
+    """
+
+    apply: Callable[[Any, Any, Any], tuple[Any, Any]]
+
+    def __new__(
+        cls,
+        init: Callable[..., Any],
+        update: Callable[..., Any],
+        apply: Callable[[Any, Any, Any], tuple[Any, Any]],
+    ) -> "InPlaceTransformation":
+        """The pair of functions that Optax knows, and the third."""
+        made = super().__new__(cls, init, update)
+        made.apply = apply
+        return made
+
+
+def apply_gradients(
+    tx: optax.GradientTransformation, grads: Any, state: Any, params: Any
+) -> tuple[Any, Any]:
+    """(new params, new state) by any transformation, in place where it can.
+
+    Example:
+      >>> import sfpo_jax as sfpo
+      >>> tx = sfpo.onebit_adam(0.1, warmup_steps=10)
+      >>> params = jnp.array([1.0, -2.0])
+      >>> params, state = apply_gradients(tx, params, tx.init(params), params)
+      >>> [round(float(p), 3) for p in params]
+      [0.9, -1.9]
+    """
+    if isinstance(tx, InPlaceTransformation):
+        return tx.apply(grads, state, params)
+    updates, state = tx.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+
+class Target(NamedTuple):
+    """Parameters that are to move along directions u: p - rate (u + decay p).
+
+    Attributes:
+      params: float arrays.
+      rate: the learning rate.
+      decay: the decoupled weight decay.
+      is_decayed: which of them decay.
+    """
+
+    params: list[jax.Array]
+    rate: Any
+    decay: Any
+    is_decayed: Sequence[bool]
+
+    def steps(self, directions: Sequence[jax.Array]) -> list[jax.Array]:
+        """-rate (u + decay p), in the directions' dtype."""
+        found = []
+        for p, u, decays in zip(self.params, directions, self.is_decayed, strict=True):
+            if decays:
+                u = u + self.decay * p.astype(u.dtype)
+            found.append(-jnp.asarray(self.rate, u.dtype) * u)
+        return found
+
+    def moved(self, directions: Sequence[jax.Array]) -> list[jax.Array]:
+        """The new parameters, in their own dtypes."""
+        pairs = zip(self.params, self.steps(directions), strict=True)
+        return [(p.astype(step.dtype) + step).astype(p.dtype) for p, step in pairs]
