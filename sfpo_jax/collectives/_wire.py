@@ -3,8 +3,9 @@
 What a program sends is read from its optimised HLO, not computed from what it was meant
 to send. One device sends (N - 1) / N of the full tensor for an all-to-all, all-gather
 or reduce-scatter over N ranks, twice that for an all-reduce, and all of it for a
-permute. A collective in a loop counts as often as the loop is known to run; the
-branches of a conditional are told apart by the scope names in their operations.
+permute. A collective in a loop counts as often as the loop is known to run. Branches of
+a conditional, and loops that stand for branches as they take one turn or none, are told
+apart by the scope names in their operations.
 """
 
 import math
@@ -67,8 +68,8 @@ def transfers(
       hlo: the optimised program, `compiled.as_text()`.
       mesh_shape: axis names and sizes of the mesh it was compiled for.
       phase: the scope name whose branches run where a conditional has branches of
-        `phases`; of other conditionals the branch that sends most is taken. None
-        takes that everywhere.
+        `phases`, or loops are of them; of other conditionals the branch that sends
+        most is taken. None takes that everywhere.
       phases: all scope names that mark branches.
     """
     program = _parse(hlo)
@@ -108,6 +109,7 @@ def _walk(
     phases: Sequence[str],
 ) -> list[Transfer]:
     moved: list[Transfer] = []
+    phases_moved: dict[str, list[Transfer]] = {}
 
     def descend(name: str, count: int) -> list[Transfer]:
         return _walk(program, program[name], count, mesh_shape, phase, phases)
@@ -129,12 +131,19 @@ def _walk(
             moved += max(branches, key=_sent, default=[])
         elif opcode == "while":
             trips = _TRIPS.search(line)
-            for name in _CALLED.findall(line):
-                moved += descend(name, times * (int(trips[1]) if trips else 1))
+            called = _CALLED.findall(line)
+            found = [
+                descend(n, times * (int(trips[1]) if trips else 1)) for n in called
+            ]
+            tags = {_phase_of(program, n, phases) for n in called} - {None}
+            into = phases_moved.setdefault(min(tags), []) if tags else moved
+            into += [transfer for part in found for transfer in part]
         elif opcode in ("call", "fusion", "async-start"):
             for name in _CALLED.findall(line):
                 moved += descend(name, times)
-    return moved
+    if phase is None:
+        return moved + max(phases_moved.values(), key=_sent, default=[])
+    return moved + phases_moved.get(phase, [])
 
 
 def _sent(moved: Sequence[Transfer]) -> float:

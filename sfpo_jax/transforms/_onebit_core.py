@@ -31,7 +31,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from sfpo_jax._validate import Scalar
 from sfpo_jax.collectives import (
@@ -65,6 +64,7 @@ from sfpo_jax.transforms._moments import (
     store,
     zeros_moment,
 )
+from sfpo_jax.transforms._run_once import run_once
 from sfpo_jax.transforms._state import (
     PerRank,
     Selection,
@@ -76,6 +76,8 @@ from sfpo_jax.transforms._state import (
     zeros_per_rank,
     zeros_server_error,
 )
+
+Carry = tuple[Arrays, "ScaleByOnebitAdamState"]
 
 # Names of the two phases in a compiled program's metadata.
 WARMUP_SCOPE = "sfpo_warmup"
@@ -182,25 +184,25 @@ class OnebitAdam:
         taken = all_finite(chosen.chosen(), self.axis_name)
         is_compressed = is_compressed_step(state, self.refresh_every)
 
-        def skip() -> tuple[Arrays, ScaleByOnebitAdamState]:
-            if target is not None:
-                return target.params, self._with_own_errors(state)
-            zeros = [jnp.zeros_like(v) for v in _load(work, chosen.read(state.nu))]
-            return zeros, self._with_own_errors(state)
-
-        def warmup() -> tuple[Arrays, ScaleByOnebitAdamState]:
+        def warmup(carry: Carry) -> Carry:
             with jax.named_scope(WARMUP_SCOPE):
-                found, new = self._warmup(chosen, state)
+                found, new = self._warmup(chosen, carry[1])
                 found = found if target is None else target.moved(found)
                 return found, self._with_own_errors(new)
 
-        def compressed() -> tuple[Arrays, ScaleByOnebitAdamState]:
+        def compressed(carry: Carry) -> Carry:
             with jax.named_scope(COMPRESSED_SCOPE):
-                found, new = self._compressed(chosen, state, target)
+                found, new = self._compressed(chosen, carry[1], target)
                 return found, self._with_own_errors(new)
 
-        branch = jnp.where(taken, 1 + is_compressed.astype(jnp.int32), 0)
-        found, state = lax.switch(branch, [skip, warmup, compressed])
+        if target is None:
+            # Made of v, they vary over the same axes as what will take their place.
+            start = [jnp.zeros_like(v) for v in _load(work, chosen.read(state.nu))]
+        else:
+            start = target.params
+        carry = (start, self._with_own_errors(state))
+        carry = run_once(taken & ~is_compressed, warmup, carry)
+        found, state = run_once(taken & is_compressed, compressed, carry)
         return chosen, found, state, taken
 
     def _warmup(
