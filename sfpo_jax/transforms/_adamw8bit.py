@@ -21,8 +21,8 @@ from sfpo_jax._validate import (
     is_known,
 )
 from sfpo_jax.collectives import all_finite, widen
+from sfpo_jax.kernels import Seed, make_seed
 from sfpo_jax.transforms._factored import Factored
-from sfpo_jax.transforms._hash import Seed, make_seed
 from sfpo_jax.transforms._moments import (
     bias_correction,
     load,

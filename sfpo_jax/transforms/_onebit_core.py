@@ -49,8 +49,8 @@ from sfpo_jax.collectives import (
     varying_axes,
 )
 from sfpo_jax.compression import Compressor
+from sfpo_jax.kernels import make_seed
 from sfpo_jax.transforms._freeze import FreezeRule, FreezeState
-from sfpo_jax.transforms._hash import make_seed
 from sfpo_jax.transforms._moments import (
     bias_correction,
     load,
