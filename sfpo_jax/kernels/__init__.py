@@ -4,6 +4,11 @@ Each function has a jnp implementation, and some a native one beside it, which r
 where its library is loaded. They know nothing of axes, optimizers or payloads.
 """
 
+from sfpo_jax.kernels._adamw8bit import Adamw8bitResult as Adamw8bitResult
+from sfpo_jax.kernels._adamw8bit import AdamwNumbers as AdamwNumbers
+from sfpo_jax.kernels._adamw8bit import adam_direction as adam_direction
+from sfpo_jax.kernels._adamw8bit import adamw8bit_directions as adamw8bit_directions
+from sfpo_jax.kernels._adamw8bit import adamw8bit_parameters as adamw8bit_parameters
 from sfpo_jax.kernels._bits import pack_bits as pack_bits
 from sfpo_jax.kernels._bits import packed_size as packed_size
 from sfpo_jax.kernels._bits import unpack_bits as unpack_bits
