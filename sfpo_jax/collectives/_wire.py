@@ -131,13 +131,11 @@ def _walk(
             moved += max(branches, key=_sent, default=[])
         elif opcode == "while":
             trips = _TRIPS.search(line)
-            called = _CALLED.findall(line)
-            found = [
-                descend(n, times * (int(trips[1]) if trips else 1)) for n in called
-            ]
-            tags = {_phase_of(program, n, phases) for n in called} - {None}
-            into = phases_moved.setdefault(min(tags), []) if tags else moved
-            into += [transfer for part in found for transfer in part]
+            count = times * (int(trips[1]) if trips else 1)
+            for name in _CALLED.findall(line):
+                tag = _phase_of(program, name, phases)
+                into = phases_moved.setdefault(tag, []) if tag else moved
+                into += descend(name, count)
         elif opcode in ("call", "fusion", "async-start"):
             for name in _CALLED.findall(line):
                 moved += descend(name, times)

@@ -4,9 +4,19 @@ Each function has a jnp implementation, and some a native one beside it, which r
 where its library is loaded. They know nothing of axes, optimizers or payloads.
 """
 
+from sfpo_jax.kernels._adamw8bit import Adamw8bitResult as Adamw8bitResult
+from sfpo_jax.kernels._adamw8bit import AdamwNumbers as AdamwNumbers
+from sfpo_jax.kernels._adamw8bit import adam_direction as adam_direction
+from sfpo_jax.kernels._adamw8bit import adamw8bit_directions as adamw8bit_directions
+from sfpo_jax.kernels._adamw8bit import adamw8bit_parameters as adamw8bit_parameters
 from sfpo_jax.kernels._bits import pack_bits as pack_bits
 from sfpo_jax.kernels._bits import packed_size as packed_size
 from sfpo_jax.kernels._bits import unpack_bits as unpack_bits
+from sfpo_jax.kernels._hash import Seed as Seed
+from sfpo_jax.kernels._hash import make_seed as make_seed
+from sfpo_jax.kernels._hash import random_bits as random_bits
+from sfpo_jax.kernels._hash import random_units as random_units
+from sfpo_jax.kernels._hash import round_at_random as round_at_random
 from sfpo_jax.kernels._library import Library as Library
 from sfpo_jax.kernels._library import load_libraries as load_libraries
 from sfpo_jax.kernels._library import native_platforms as native_platforms
@@ -15,6 +25,12 @@ from sfpo_jax.kernels._onebit import AdamFactors as AdamFactors
 from sfpo_jax.kernels._onebit import onebit_apply as onebit_apply
 from sfpo_jax.kernels._onebit import onebit_directions as onebit_directions
 from sfpo_jax.kernels._onebit import raised_variance as raised_variance
+from sfpo_jax.kernels._quantized import Quantized as Quantized
+from sfpo_jax.kernels._quantized import block_size as block_size
+from sfpo_jax.kernels._quantized import dequantize as dequantize
+from sfpo_jax.kernels._quantized import is_quantized as is_quantized
+from sfpo_jax.kernels._quantized import is_worth_quantizing as is_worth_quantizing
+from sfpo_jax.kernels._quantized import quantize as quantize
 from sfpo_jax.kernels._rows import Bucket as Bucket
 from sfpo_jax.kernels._rows import Piece as Piece
 from sfpo_jax.kernels._rows import RowGroup as RowGroup

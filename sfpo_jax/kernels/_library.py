@@ -20,6 +20,7 @@ from typing import NamedTuple
 import jax
 
 TARGETS = (
+    "sfpo_adamw8bit",
     "sfpo_onebit_update",
     "sfpo_sign_decode",
     "sfpo_sign_encode",

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import AxisType
 
 from sfpo_jax.kernels._library import native_platforms
 
@@ -35,10 +36,11 @@ def choose(native: Callable[..., T], twin: Callable[..., T], *args: Any) -> T:
 
     Both return the same tree of shapes and dtypes, varying over the same mesh axes.
     What a program is compiled for is known only when it is lowered: the planner
-    compiles for a GPU in a process without one.
+    compiles for a GPU in a process without one. Of arrays that a compiler is to
+    partition the twin runs: a custom call would have them gathered.
     """
     platforms = native_platforms() if _is_native.get() else ()
-    if not platforms:
+    if not platforms or is_partitioned(args):
         return twin(*args)
 
     def alike_twin(*args: Any) -> T:
@@ -47,6 +49,16 @@ def choose(native: Callable[..., T], twin: Callable[..., T], *args: Any) -> T:
 
     return lax.platform_dependent(
         *args, default=alike_twin, **dict.fromkeys(platforms, native)
+    )
+
+
+def is_partitioned(tree: Any) -> bool:
+    """Whether arrays live on a mesh of several devices, outside `shard_map` over it."""
+    meshes = {jax.typeof(x).sharding.mesh for x in jax.tree.leaves(tree)}
+    return any(
+        size > 1 and kind != AxisType.Manual
+        for mesh in meshes
+        for size, kind in zip(mesh.axis_sizes, mesh.axis_types, strict=True)
     )
 
 

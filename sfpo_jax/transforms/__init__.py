@@ -1,5 +1,9 @@
 """Optax gradient transformations."""
 
+from sfpo_jax.kernels import Quantized as Quantized
+from sfpo_jax.kernels import dequantize as dequantize
+from sfpo_jax.kernels import is_quantized as is_quantized
+from sfpo_jax.kernels import quantize as quantize
 from sfpo_jax.transforms._adamw8bit import Adamw8bitState as Adamw8bitState
 from sfpo_jax.transforms._adamw8bit import adamw8bit as adamw8bit
 from sfpo_jax.transforms._clip import clip_by_global_norm as clip_by_global_norm
@@ -22,10 +26,6 @@ from sfpo_jax.transforms._onebit_core import WARMUP_SCOPE as WARMUP_SCOPE
 from sfpo_jax.transforms._onebit_core import (
     ScaleByOnebitAdamState as ScaleByOnebitAdamState,
 )
-from sfpo_jax.transforms._quantized import Quantized as Quantized
-from sfpo_jax.transforms._quantized import dequantize as dequantize
-from sfpo_jax.transforms._quantized import is_quantized as is_quantized
-from sfpo_jax.transforms._quantized import quantize as quantize
 from sfpo_jax.transforms._rounding import Rounding as Rounding
 from sfpo_jax.transforms._rounding import make_rounding as make_rounding
 from sfpo_jax.transforms._sfpo import SfpoState as SfpoState

@@ -6,7 +6,7 @@ Optimizers via Block-wise Quantization", https://arxiv.org/abs/2110.02861; see
 `_quantized` and `_factored` for how they are kept.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,8 +21,15 @@ from sfpo_jax._validate import (
     is_known,
 )
 from sfpo_jax.collectives import all_finite, widen
+from sfpo_jax.kernels import (
+    AdamwNumbers,
+    Quantized,
+    Seed,
+    adam_direction,
+    adamw8bit_directions,
+    make_seed,
+)
 from sfpo_jax.transforms._factored import Factored
-from sfpo_jax.transforms._hash import Seed, make_seed
 from sfpo_jax.transforms._moments import (
     bias_correction,
     load,
@@ -150,25 +157,21 @@ def adamw8bit(
         decayed = set(select(params, mask).places) if has_decay else set()
         parameters = chosen.treedef.flatten_up_to(params) if has_decay else []
 
-        steps, mu, nu = [], [], []
-        for place, g, old_mu, old_nu in zip(
-            chosen.places,
-            chosen.chosen(),
+        grads = [widen(g) for g in chosen.chosen()]
+        directions, mu, nu = _adam(
+            grads,
             chosen.read(state.mu),
             chosen.read(state.nu),
-            strict=True,
-        ):
-            # What is not finite must not reach a moment, even one that is dropped.
-            g = jnp.where(taken, widen(g), 0)
-            direction, new_mu, new_nu = _adam(
-                g, old_mu, old_nu, count, (b1, b2, eps), seed
-            )
+            count,
+            (b1, b2, eps),
+            seed,
+            taken,
+        )
+        steps = []
+        for place, u in zip(chosen.places, directions, strict=True):
             if place in decayed:
-                direction += weight_decay * parameters[place].astype(g.dtype)
-            step = -jnp.asarray(rate, g.dtype) * direction
-            steps.append(jnp.where(taken, step, 0))
-            mu.append(_where(taken, new_mu, old_mu))
-            nu.append(_where(taken, new_nu, old_nu))
+                u += weight_decay * parameters[place].astype(u.dtype)
+            steps.append(jnp.where(taken, -jnp.asarray(rate, u.dtype) * u, 0))
         return chosen.replace(steps), Adamw8bitState(
             count=jnp.where(taken, count, state.count),
             mu=chosen.state(mu),
@@ -179,25 +182,67 @@ def adamw8bit(
 
 
 def _adam(
+    grads: Sequence[jax.Array],
+    mu: Sequence[Any],
+    nu: Sequence[Any],
+    count: jax.Array,
+    numbers: tuple[Scalar, Scalar, Scalar],
+    seed: Seed,
+    taken: jax.Array,
+) -> tuple[list[jax.Array], list[Any], list[Any]]:
+    """(directions, new first moments, new second moments) of the leaves in order."""
+    found: list[Any] = [None] * len(grads)
+    together: dict[Any, list[int]] = {}
+    for i, (g, m, v) in enumerate(zip(grads, mu, nu, strict=True)):
+        if isinstance(m, Quantized) and isinstance(v, Quantized):
+            together.setdefault(g.dtype, []).append(i)
+        else:
+            u, *new = _adam_leaf(jnp.where(taken, g, 0), m, v, count, numbers, seed)
+            found[i] = (u, *_where(taken, new, [m, v]))
+    b1, b2, _ = numbers
+    for dtype, places in together.items():
+        corrected = _corrected(numbers, count, dtype)
+        result = adamw8bit_directions(
+            [grads[i] for i in places],
+            [mu[i] for i in places],
+            [nu[i] for i in places],
+            AdamwNumbers(b1, b2, *corrected),
+            seed,
+            taken,
+        )
+        for i, *new in zip(places, *result, strict=True):
+            found[i] = new
+    u, new_mu, new_nu = zip(*found, strict=True) if found else ((), (), ())
+    return list(u), list(new_mu), list(new_nu)
+
+
+def _adam_leaf(
     g: jax.Array,
     mu: Any,
     nu: Any,
     count: jax.Array,
-    factors: tuple[Scalar, Scalar, Scalar],
+    numbers: tuple[Scalar, Scalar, Scalar],
     seed: Seed,
 ) -> tuple[jax.Array, Any, Any]:
-    """One leaf: (direction, new first moment, new second moment)."""
-    b1, b2, eps = factors
+    """One leaf whose moments are not both bytes."""
+    b1, b2, _ = numbers
     m = b1 * load(mu, g.dtype) + (1 - b1) * g
     v, new_nu = next_variance(nu, g, b2, seed)
-    corrected = v / bias_correction(b2, count, g.dtype)
-    direction = m / bias_correction(b1, count, g.dtype) / (jnp.sqrt(corrected) + eps)
+    u = adam_direction(m, v, *_corrected(numbers, count, g.dtype))
     if isinstance(nu, Factored):
         # A mean of squares is no less than the square of the mean, m; the estimate by
         # rows and columns can be, and its entry would make a step without bounds.
-        direction = jnp.clip(direction, -1, 1)
-    # Where v is 0 no gradient ever was, and without eps it would be 0 / 0.
-    return jnp.where(v > 0, direction, 0), store(m, mu), new_nu
+        u = jnp.clip(u, -1, 1)
+    return u, store(m, mu), new_nu
+
+
+def _corrected(
+    numbers: tuple[Scalar, Scalar, Scalar], count: jax.Array, dtype: Any
+) -> tuple[jax.Array, jax.Array]:
+    """The factor of m and the eps that make up for moments that began as zeros."""
+    b1, b2, eps = numbers
+    root = jnp.sqrt(bias_correction(b2, count, dtype))
+    return root / bias_correction(b1, count, dtype), eps * root
 
 
 def _where(condition: jax.Array, new: Any, old: Any) -> Any:

@@ -13,19 +13,19 @@ import jax
 import jax.numpy as jnp
 
 from sfpo_jax._validate import Scalar
+from sfpo_jax.kernels import (
+    Quantized,
+    Seed,
+    dequantize,
+    is_worth_quantizing,
+    quantize,
+)
 from sfpo_jax.transforms._factored import (
     Factored,
     expand,
     is_worth_factoring,
     update_factored,
     zeros_factored,
-)
-from sfpo_jax.transforms._hash import Seed
-from sfpo_jax.transforms._quantized import (
-    Quantized,
-    dequantize,
-    is_worth_quantizing,
-    quantize,
 )
 
 

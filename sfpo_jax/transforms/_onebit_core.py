@@ -46,7 +46,7 @@ from sfpo_jax.collectives import (
     varying_axes,
 )
 from sfpo_jax.compression import Compressor
-from sfpo_jax.kernels import AdamFactors, raised_variance
+from sfpo_jax.kernels import AdamFactors, make_seed, raised_variance
 from sfpo_jax.transforms._exchange import (
     Arrays,
     Exchange,
@@ -55,7 +55,6 @@ from sfpo_jax.transforms._exchange import (
     unpack,
 )
 from sfpo_jax.transforms._freeze import FreezeRule, FreezeState
-from sfpo_jax.transforms._hash import make_seed
 from sfpo_jax.transforms._in_place import Target
 from sfpo_jax.transforms._moments import (
     bias_correction,

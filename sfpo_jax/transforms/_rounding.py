@@ -29,7 +29,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from sfpo_jax.transforms._hash import Seed, make_seed, random_bits, random_units
+from sfpo_jax.kernels import Seed, make_seed, random_units, round_at_random
 
 _EXPONENT = np.uint32(0x7F800000)
 # ulp of bfloat16 = 2^(exponent - 7), and 256 units of the error term in each.
@@ -108,7 +108,7 @@ def make_rounding(kind: str | None) -> Rounding:
             elif e is None:
                 assert seed is not None
                 total = p.astype(jnp.float32) + u.astype(jnp.float32)
-                new.append((_round_at_random(total, seed), None))
+                new.append((round_at_random(total, seed), None))
             else:
                 new.append(_add_with_error(p, u, e, seed))
         weights = treedef.unflatten([p for p, _ in new])
@@ -137,17 +137,6 @@ def _plain_sum(p: Any, u: Any) -> Any:
     is_double = jnp.float64 in (p.dtype, u.dtype)
     work = jnp.float64 if is_double else jnp.float32
     return (p.astype(work) + u.astype(work)).astype(p.dtype)
-
-
-def _round_at_random(x: jax.Array, seed: Seed) -> jax.Array:
-    """float32 to bfloat16, up with the probability of the remainder."""
-    bits = lax.bitcast_convert_type(x, jnp.uint32)
-    # The sign stands apart, so adding to the magnitude's bits moves away from zero.
-    moved = bits + (random_bits(seed, x.shape) & np.uint32(0xFFFF))
-    cut = lax.bitcast_convert_type(moved & np.uint32(0xFFFF0000), jnp.float32)
-    # Added bits would make a NaN of an infinity.
-    is_finite = (bits & _EXPONENT) != _EXPONENT
-    return jnp.where(is_finite, cut, x).astype(jnp.bfloat16)
 
 
 def _add_with_error(

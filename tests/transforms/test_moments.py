@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sfpo_jax.kernels import make_seed
 from sfpo_jax.transforms import Factored, Quantized
-from sfpo_jax.transforms._hash import make_seed
 from sfpo_jax.transforms._moments import (
     load,
     next_variance,

@@ -11,9 +11,14 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from sfpo_jax.transforms import Quantized, dequantize, quantize
-from sfpo_jax.transforms._hash import make_seed
-from sfpo_jax.transforms._quantized import block_size, is_worth_quantizing
+from sfpo_jax.kernels import (
+    Quantized,
+    block_size,
+    dequantize,
+    is_worth_quantizing,
+    make_seed,
+    quantize,
+)
 from tests import oracle_states
 
 # Compiled as wholes: one after another the operations take four times as long.

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+_EXPONENT = np.uint32(0x7F800000)
+
 
 class Seed(NamedTuple):
     """What `random_bits` depends on beside the number of the entry."""
@@ -53,6 +55,24 @@ def random_bits(seed: Seed, shape: tuple[int, ...]) -> jax.Array:
 def random_units(seed: Seed, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
     """Multiples of 2^-24 in [0, 1), of a float dtype of at least 24 bits."""
     return (random_bits(seed, shape) >> 8).astype(dtype) * np.asarray(2.0**-24, dtype)
+
+
+def round_at_random(x: jax.Array, seed: Seed) -> jax.Array:
+    """float32 to bfloat16, up with the probability of the remainder.
+
+    Example:
+      >>> x = jnp.full(1 << 16, 1 + 2.0**-9)
+      >>> rounded = round_at_random(x, make_seed(jnp.int32(7)))
+      >>> print((rounded > 1).mean().round(2), rounded.max())
+      0.25 1.00781
+    """
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    # The sign stands apart, so adding to the magnitude's bits moves away from zero.
+    moved = bits + (random_bits(seed, x.shape) & np.uint32(0xFFFF))
+    cut = lax.bitcast_convert_type(moved & np.uint32(0xFFFF0000), jnp.float32)
+    # Added bits would make a NaN of an infinity.
+    is_finite = (bits & _EXPONENT) != _EXPONENT
+    return jnp.where(is_finite, cut, x).astype(jnp.bfloat16)
 
 
 def _finalise(x: jax.Array) -> jax.Array:

@@ -33,8 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfpo_jax.collectives import widen
-from sfpo_jax.transforms._hash import Seed, random_units
+from sfpo_jax.kernels._hash import Seed, random_units
 
 # Dettmers et al. use 2,048; blocks of 256 cost 0.125 bit an entry and adapt better.
 _BLOCK = 256
@@ -112,7 +111,7 @@ def quantize(
       >>> quantize(jnp.ones((64, 512)))
       Quantized(int8[64, 512], blocks of 256)
     """
-    x = widen(x)
+    x = x if x.dtype == jnp.float64 else x.astype(jnp.float32)
     size, block = x.shape[-1], block_size(x.shape[-1])
     roots = jnp.sqrt(jnp.abs(x)) if signed else jnp.sqrt(jnp.sqrt(x))
     largest = 127 if signed else 255
@@ -149,13 +148,14 @@ def dequantize(node: Quantized) -> jax.Array:
 
 def _block_max(x: jax.Array, block: int) -> jax.Array:
     """[..., n] -> [..., blocks], of entries that are not negative."""
-    rest = -x.shape[-1] % block
+    blocks = -(-x.shape[-1] // block)
+    rest = blocks * block - x.shape[-1]
     if rest:
         x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, rest)])
-    return jnp.max(x.reshape(*x.shape[:-1], -1, block), axis=-1)
+    return jnp.max(x.reshape(*x.shape[:-1], blocks, block), axis=-1)
 
 
 def _spread(scales: jax.Array, size: int, block: int) -> jax.Array:
     """[..., blocks] -> [..., size]: to each entry what belongs to its block."""
     wide = jnp.broadcast_to(scales[..., None], (*scales.shape, block))
-    return wide.reshape(*scales.shape[:-1], -1)[..., :size]
+    return wide.reshape(*scales.shape[:-1], scales.shape[-1] * block)[..., :size]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sfpo_jax.transforms._hash import make_seed, random_bits, random_units
+from sfpo_jax.kernels import make_seed, random_bits, random_units
 from tests import oracle_states
 
 
