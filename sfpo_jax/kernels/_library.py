@@ -27,7 +27,7 @@ _SIGNS = (
 )
 # The handlers that a platform's library has.
 TARGETS = {
-    "cpu": (*_SIGNS, "sfpo_magnitude_threshold"),
+    "cpu": (*_SIGNS, "sfpo_magnitude_threshold", "sfpo_sparsify"),
     "cuda": _SIGNS,
 }
 # JAX's names of the platforms that a library can serve.
