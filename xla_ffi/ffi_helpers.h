@@ -46,10 +46,19 @@ T* at(const Views<T>& views, int64_t i, int64_t start) {
   return views.empty() ? nullptr : views[i].data + start;
 }
 
+// One whose dtype its reader looks at.
+struct UntypedView {
+  const void* data = nullptr;
+  int64_t size = 0;
+  ffi::DataType dtype = ffi::DataType::INVALID;
+};
+
 template <typename T>
 inline constexpr ffi::DataType kDataType = ffi::DataType::INVALID;
 template <>
 inline constexpr ffi::DataType kDataType<float> = ffi::F32;
+template <>
+inline constexpr ffi::DataType kDataType<bool> = ffi::PRED;
 template <>
 inline constexpr ffi::DataType kDataType<uint8_t> = ffi::U8;
 template <>
@@ -65,18 +74,28 @@ class Buffers {
  public:
   Buffers(ffi::RemainingArgs args, ffi::RemainingRets rets) : args_(args), rets_(rets) {}
 
-  // The next `count` operands, of dtype T.
-  template <typename T>
-  Views<const T> operands(const char* name, int64_t count) {
-    Views<const T> views;
+  // The next `count` operands, of any dtype.
+  std::vector<UntypedView> untyped_operands(const char* name, int64_t count) {
+    std::vector<UntypedView> views;
     for (int64_t i = 0; i < count && error_.success(); ++i) {
       auto buffer = args_.get<ffi::AnyBuffer>(next_arg_++);
       if (buffer.has_error()) {
         fail(std::string("there is no `") + name + "` " + std::to_string(i));
-      } else if (is_of<T>(buffer->element_type(), name, i)) {
+      } else {
         int64_t size = buffer->element_count();
-        views.push_back({static_cast<const T*>(buffer->untyped_data()), size});
+        views.push_back({buffer->untyped_data(), size, buffer->element_type()});
       }
+    }
+    return views;
+  }
+
+  // The next `count` operands, of dtype T.
+  template <typename T>
+  Views<const T> operands(const char* name, int64_t count) {
+    Views<const T> views;
+    for (const UntypedView& view : untyped_operands(name, count)) {
+      if (!is_of<T>(view.dtype, name, views.size())) return {};
+      views.push_back({static_cast<const T*>(view.data), view.size});
     }
     return views;
   }
@@ -99,7 +118,7 @@ class Buffers {
 
   // Requires as many entries in each of `found` as in that of `wanted`; none may be absent.
   template <typename A, typename B>
-  void require_sizes(const char* name, const Views<A>& found, const Views<B>& wanted) {
+  void require_sizes(const char* name, const std::vector<A>& found, const std::vector<B>& wanted) {
     for (size_t i = 0; i < found.size() && error_.success(); ++i) {
       if (found[i].size != wanted[i].size) {
         fail(std::string("`") + name + "` " + std::to_string(i) + " has " +

@@ -46,3 +46,9 @@ from sfpo_jax.kernels._signs import encode_signs as encode_signs
 from sfpo_jax.kernels._signs import mean_magnitude as mean_magnitude
 from sfpo_jax.kernels._signs import serve_signs as serve_signs
 from sfpo_jax.kernels._signs import with_sign as with_sign
+from sfpo_jax.kernels._sparsify import Sparsified as Sparsified
+from sfpo_jax.kernels._sparsify import sparsify_leaves as sparsify_leaves
+from sfpo_jax.kernels._threshold import Thresholds as Thresholds
+from sfpo_jax.kernels._threshold import (
+    magnitude_thresholds as magnitude_thresholds,
+)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType
 
-from sfpo_jax.kernels._library import native_platforms
+from sfpo_jax.kernels._library import PLATFORMS, native_platforms
 
 T = TypeVar("T")
 
@@ -31,16 +31,22 @@ def use_twins() -> Iterator[None]:
         _is_native.reset(token)
 
 
-def choose(native: Callable[..., T], twin: Callable[..., T], *args: Any) -> T:
+def choose(
+    native: Callable[..., T],
+    twin: Callable[..., T],
+    *args: Any,
+    platforms: Sequence[str] = PLATFORMS,
+) -> T:
     """`native(*args)` where the program will run on a platform that has the kernels.
 
     Both return the same tree of shapes and dtypes, varying over the same mesh axes.
     What a program is compiled for is known only when it is lowered: the planner
     compiles for a GPU in a process without one. Of arrays that a compiler is to
-    partition the twin runs: a custom call would have them gathered.
+    partition the twin runs: a custom call would have them gathered. `platforms` are
+    those that `native` was written for.
     """
-    platforms = native_platforms() if _is_native.get() else ()
-    if not platforms or is_partitioned(args):
+    usable = [x for x in native_platforms() if x in platforms and _is_native.get()]
+    if not usable or is_partitioned(args):
         return twin(*args)
 
     def alike_twin(*args: Any) -> T:
@@ -48,7 +54,7 @@ def choose(native: Callable[..., T], twin: Callable[..., T], *args: Any) -> T:
         return alike((args, twin(*args)))[1]
 
     return lax.platform_dependent(
-        *args, default=alike_twin, **dict.fromkeys(platforms, native)
+        *args, default=alike_twin, **dict.fromkeys(usable, native)
     )
 
 

@@ -1,9 +1,4 @@
-"""Exact selection of the k largest magnitudes.
-
-A magnitude, its sign bit cleared, is an unsigned integer of the same order. The k-th
-largest is then found exactly by deciding its bits from the highest down, one counting
-pass a bit; no sort, and no quantile of rounded positions. On ties the lower index wins.
-"""
+"""Exact selection of the k largest magnitudes: how many, and which."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -14,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-_UNSIGNED = {2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
+from sfpo_jax.kernels._threshold import is_kept, magnitude_thresholds, of_each
 
 
 def kept_count(size: int, sparsity: float | jax.Array) -> jax.Array:
@@ -90,12 +85,9 @@ def select_largest(
       ... )
       Array([[False,  True,  True, False]], dtype=bool)
     """
-    keys = _magnitude_bits(rows)
-    if live is not None:
-        # One above the magnitude, so that a live zero differs from a dead entry.
-        keys = jnp.where(live, keys + np.array(1, keys.dtype), np.array(0, keys.dtype))
-        count = jnp.minimum(count, jnp.sum(live, axis=-1, dtype=jnp.uint32))
-    return _select([keys], [count])[0]
+    flags = () if live is None else (live,)
+    marks = is_kept(rows, magnitude_thresholds([rows], [count], live=flags))
+    return marks if live is None else marks & live
 
 
 def select_largest_of_each(
@@ -103,7 +95,7 @@ def select_largest_of_each(
 ) -> list[jax.Array]:
     """`select_largest` of several arrays of any shapes, each with a count of its own.
 
-    They share one loop, where one for each would take as long to compile as each.
+    One call for all of them, which is compiled and run with the overhead of one.
 
     Args:
       arrays: float arrays of one dtype.
@@ -114,84 +106,8 @@ def select_largest_of_each(
     """
     if not arrays:
         return []
-    keys = [_magnitude_bits(x.reshape(1, -1)) for x in arrays]
-    masks = _select(keys, [count[None] for count in counts])
-    return [mask.reshape(x.shape) for mask, x in zip(masks, arrays, strict=True)]
-
-
-def _magnitude_bits(x: jax.Array) -> jax.Array:
-    """The bits of |x|, unsigned, in the order of the magnitudes."""
-    unsigned = _UNSIGNED[x.dtype.itemsize]
-    cleared = np.array(2 ** (8 * x.dtype.itemsize - 1) - 1, unsigned)
-    return lax.bitcast_convert_type(x, unsigned) & cleared
-
-
-def _select(keys: list[jax.Array], counts: list[jax.Array]) -> list[jax.Array]:
-    """Marks the `counts` largest keys uint[r, n] of each row of each array.
-
-    Rows of all arrays are numbered through, so that what there is one of for each row
-    is one vector: an operation on it compiles once, not once for each array.
-    """
-    wanted = jnp.concatenate(counts)
-    threshold = _kth_largest(keys, wanted)
-    above = [k > t for k, t in zip(keys, _columns(threshold, keys), strict=True)]
-    equal = [k == t for k, t in zip(keys, _columns(threshold, keys), strict=True)]
-    missing = wanted - _counts(above)
-    chosen = lax.cond(
-        jnp.all(_counts(equal) == missing),
-        lambda: equal,
-        lambda: _first(equal, missing),
-    )
-    # A row that wants nothing has a threshold above every key.
-    return [a | e for a, e in zip(above, chosen, strict=True)]
-
-
-def _counts(flags: list[jax.Array]) -> jax.Array:
-    """uint32[rows of all arrays]: set flags of each row."""
-    counts = [jnp.sum(f, axis=-1, dtype=jnp.uint32) for f in flags]
-    return jnp.concatenate(counts)
-
-
-def _columns(vector: jax.Array, arrays: list[jax.Array]) -> list[jax.Array]:
-    """A vector over the rows of all arrays as one column [r, 1] for each array."""
-    ends = np.cumsum([x.shape[0] for x in arrays])[:-1]
-    return [part[:, None] for part in jnp.split(vector, ends)]
-
-
-def _kth_largest(keys: list[jax.Array], count: jax.Array) -> jax.Array:
-    """The largest t of each row with at least `count` keys >= t."""
-    bits = 8 * keys[0].dtype.itemsize
-    one = np.array(1, keys[0].dtype)
-
-    def decide(i: jax.Array, found: jax.Array) -> jax.Array:
-        candidate = found | (one << (bits - 1 - i).astype(one.dtype))
-        columns = _columns(candidate, keys)
-        reached = _counts([k >= c for k, c in zip(keys, columns, strict=True)])
-        return jnp.where(reached >= count, candidate, found)
-
-    return lax.fori_loop(0, bits, decide, _zeros_of(keys, count).astype(one.dtype))
-
-
-def _first(flags: list[jax.Array], count: jax.Array) -> list[jax.Array]:
-    """The first `count` set flags of each row, found by bisecting the index."""
-    index = [lax.broadcasted_iota(jnp.uint32, f.shape, 1) for f in flags]
-    bits = max(f.shape[-1] for f in flags).bit_length()
-
-    def before(end: jax.Array) -> list[jax.Array]:
-        columns = _columns(end, flags)
-        return [f & (i < e) for f, i, e in zip(flags, index, columns, strict=True)]
-
-    def decide(i: jax.Array, end: jax.Array) -> jax.Array:
-        candidate = end | (jnp.uint32(1) << (bits - 1 - i).astype(jnp.uint32))
-        return jnp.where(_counts(before(candidate)) <= count, candidate, end)
-
-    return before(lax.fori_loop(0, bits, decide, _zeros_of(flags, count)))
-
-
-def _zeros_of(arrays: list[jax.Array], count: jax.Array) -> jax.Array:
-    """uint32[rows] of zeros that varies over the mesh axes an argument varies over.
-
-    Inside `shard_map` a loop's carry must have its final type from the start.
-    """
-    totals = jnp.concatenate([jnp.sum(x, axis=-1, dtype=jnp.uint32) for x in arrays])
-    return (totals ^ totals) & (count ^ count)
+    rows = [x.reshape(1, -1) for x in arrays]
+    found = magnitude_thresholds(rows, [count[None] for count in counts])
+    parts = of_each(found, rows)
+    marks = [is_kept(row, part) for row, part in zip(rows, parts, strict=True)]
+    return [mask.reshape(x.shape) for mask, x in zip(marks, arrays, strict=True)]

@@ -15,11 +15,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from sfpo_jax._validate import Scalar, check_at_least, check_range, is_known
-from sfpo_jax.collectives import AxisName, all_finite, vary, varying_axes
-from sfpo_jax.kernels import kept_count, select_largest_of_each
+from sfpo_jax.collectives import AxisName, all_finite, varying_axes
+from sfpo_jax.kernels import (
+    kept_count,
+    select_largest_of_each,
+    sparsify_leaves,
+)
 from sfpo_jax.schedules import Schedule
 from sfpo_jax.transforms._moments import load, resolve_kind, store
 from sfpo_jax.transforms._state import (
@@ -135,6 +138,21 @@ def sparsify(
         grads = chosen.widened()
         residual = _read(chosen, state.residual, has_residual, axis_name)
         velocity = _read(chosen, state.velocity, momentum is not None, axis_name)
+        wanted = _wanted(chosen.sizes(), share, min_size)
+        next_count = jnp.where(finite, increment(state.count), state.count)
+
+        if momentum is None and _is_fusible(chosen.chosen(), residual):
+            is_new = finite if has_residual else is_on
+            cut = sparsify_leaves(
+                grads, wanted, residual=residual, is_on=is_on, is_new=is_new
+            )
+            held = state.residual
+            if has_residual:
+                left = per_rank(list(cut.residual), axis_name)
+                held = PerRank(chosen.state(left))
+            return chosen.replace(cut.kept), state._replace(
+                count=next_count, residual=held
+            )
 
         if momentum is not None:
             velocity = [
@@ -144,7 +162,7 @@ def sparsify(
             grads = velocity
         if has_residual:
             grads = [g + load(r, g.dtype) for g, r in zip(grads, residual, strict=True)]
-        masks = _masks(grads, share, min_size)
+        masks = _masks(grads, wanted)
         # What rounding to the leaf's dtype loses stays in the residual too.
         sent = [
             jnp.where(is_on, jnp.where(m, g, 0).astype(old.dtype), old)
@@ -159,7 +177,7 @@ def sparsify(
             return PerRank(chosen.state(per_rank(new, axis_name))) if is_used else old
 
         return chosen.replace(sent), SparsifyState(
-            count=jnp.where(finite, increment(state.count), state.count),
+            count=next_count,
             residual=keep(state.residual, dropped, has_residual),
             velocity=keep(state.velocity, cleared, momentum is not None),
         )
@@ -181,31 +199,31 @@ def _where(
     return jax.tree.map(lambda n, o: jnp.where(condition, n, o), kept, list(old))
 
 
+def _is_fusible(leaves: Sequence[jax.Array], residual: Sequence[Any]) -> bool:
+    """Whether one kernel takes them all: float32, varying over the same mesh axes."""
+    arrays = [*leaves, *residual]
+    if not leaves or any(getattr(x, "dtype", None) != jnp.float32 for x in arrays):
+        return False
+    return len({varying_axes(x) for x in leaves}) == 1
+
+
+def _wanted(
+    sizes: Sequence[int], share: jax.Array, min_size: Scalar
+) -> list[jax.Array | int]:
+    """Entries to keep of each leaf: uint32, the size itself where all are."""
+    if is_known(min_size):
+        return [n if n < min_size else kept_count(n, share) for n in sizes]
+    return [jnp.where(n < min_size, jnp.uint32(n), kept_count(n, share)) for n in sizes]
+
+
 def _masks(
-    arrays: Sequence[jax.Array], share: jax.Array, min_size: Scalar
+    arrays: Sequence[jax.Array], wanted: Sequence[jax.Array | int]
 ) -> list[jax.Array]:
-    """bool of each array's shape: the entries that pass at sparsity `share`."""
+    """bool of each array's shape: the entries that pass."""
     masks = [jnp.ones_like(x, dtype=jnp.bool_) for x in arrays]
-    places = [
-        i for i, x in enumerate(arrays) if not is_known(min_size) or x.size >= min_size
-    ]
-    if not places:
-        return masks
+    places = [i for i, count in enumerate(wanted) if not isinstance(count, int)]
     large = [arrays[i] for i in places]
-    counts = [kept_count(x.size, share) for x in large]
-    if not is_known(min_size):
-        counts = [
-            jnp.where(x.size < min_size, jnp.uint32(x.size), count)
-            for x, count in zip(large, counts, strict=True)
-        ]
-
-    def everything() -> list[jax.Array]:
-        return [vary(masks[i], tuple(varying_axes(arrays[i]))) for i in places]
-
-    # A warm-up at sparsity 0 should not pay for the selection.
-    chosen = lax.cond(
-        share > 0, lambda: select_largest_of_each(large, counts), everything
-    )
+    chosen = select_largest_of_each(large, [jnp.asarray(wanted[i]) for i in places])
     for place, mask in zip(places, chosen, strict=True):
         masks[place] = mask
     return masks

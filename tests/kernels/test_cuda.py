@@ -95,7 +95,8 @@ def test_a_program_for_eight_a100s_calls_every_kernel_and_adds_no_collective() -
     compiled = step.lower(x, x, x).compile()
     text = compiled.as_text()
     assert text is not None
-    assert set(re.findall(r'custom_call_target="(sfpo_\w+)"', text)) == set(TARGETS)
+    called = set(re.findall(r'custom_call_target="(sfpo_\w+)"', text))
+    assert called == set(TARGETS["cuda"])
     # Signs and scales, each way.
     found = Counter(COLLECTIVE.findall(text))
     assert found.keys() == {"all-to-all", "all-gather"}
