@@ -63,6 +63,13 @@ class Layout {
     }
   }
 
+  // Entries of all rows, padding too.
+  int64_t entries() const {
+    int64_t sum = 0;
+    for (const Group& group : groups_) sum += group.rows * group.width;
+    return sum;
+  }
+
   // Chunks of all pieces; with `with_padding` also of the rows that no piece fills. By default
   // they are long enough to be worth a thread's claim, short enough to be shared out evenly.
   std::vector<Chunk> chunks(bool with_padding, int64_t chunk_entries = 1 << 16) const {

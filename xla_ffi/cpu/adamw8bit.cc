@@ -205,7 +205,7 @@ ffi::Error adamw8bit(ffi::ThreadPool pool, ffi::BufferR1<ffi::F32> numbers,
   AdamwNumbers all{x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]};
   const uint32_t* words = seeds.typed_data();
   std::vector<Chunk> chunks = update.chunks();
-  parallel_for(pool, chunks.size(), [&](int64_t i) {
+  parallel_for(pool, chunks.size(), chunks.size() * kChunkEntries, [&](int64_t i) {
     int64_t leaf = chunks[i].leaf;
     Seed rounding{};
     if (is_stochastic) rounding = {words[2 + 2 * leaf], words[3 + 2 * leaf]};

@@ -60,7 +60,7 @@ struct Work {
 
 void select_all(ffi::ThreadPool& pool, Work& work) {
   auto each = [&](int64_t count, const auto& body) {
-    if (work.entries > kChunkEntries) return parallel_for(pool, count, body);
+    if (work.entries > kChunkEntries) return parallel_for(pool, count, work.entries, body);
     for (int64_t i = 0; i < count; ++i) body(i);
   };
   std::deque<LongRow>& rows = work.long_rows;

@@ -11,7 +11,7 @@ ffi::Error run(ffi::ThreadPool pool, const OnebitUpdate& op) {
   const float* f = op.factors;
   AdamFactors factors{f[0], f[1], f[2], f[3], f[4], f[5]};
   std::vector<Chunk> chunks = op.layout.chunks(/*with_padding=*/false);
-  parallel_for(pool, chunks.size(), [&](int64_t i) {
+  parallel_for(pool, chunks.size(), op.layout.entries(), [&](int64_t i) {
     const Chunk& chunk = chunks[i];
     int64_t leaf = chunk.piece->leaf, width = op.layout.width(chunk.group);
     for (int64_t row = chunk.row; row < chunk.row + chunk.rows; ++row) {

@@ -10,14 +10,18 @@
 
 namespace sfpo {
 
+// What a thread should have to do: waking it costs about as much as a tenth of this.
+inline constexpr int64_t kEntriesPerThread = 1 << 18;
+
 // Calls body(i) for i in [0, count), on the caller's thread and others of the pool.
 //
 // Chunks are claimed one by one, and the caller works too: it waits only for chunks that
 // another thread has begun. A pool whose threads are all busy, or all inside loops such as
 // this one, therefore delays nothing and cannot deadlock. A body must not throw. `pool` is
-// an xla::ffi::ThreadPool, or has its `num_threads` and `Schedule`.
+// an xla::ffi::ThreadPool, or has its `num_threads` and `Schedule`; `entries` is all there is
+// to do.
 template <typename Pool, typename Body>
-void parallel_for(Pool& pool, int64_t count, const Body& body) {
+void parallel_for(Pool& pool, int64_t count, int64_t entries, const Body& body) {
   struct Shared {
     std::atomic<int64_t> next{0};
     std::mutex mutex;
@@ -36,7 +40,8 @@ void parallel_for(Pool& pool, int64_t count, const Body& body) {
     shared->finished += mine;
     if (shared->finished == count) shared->done.notify_all();
   };
-  int64_t helpers = std::min<int64_t>(count, pool.num_threads()) - 1;
+  int64_t worth = entries / kEntriesPerThread;
+  int64_t helpers = std::min<int64_t>({count, worth, pool.num_threads()}) - 1;
   // A claimed chunk is run before its claimer reports it, so `body` outlives every use.
   for (int64_t i = 0; i < helpers; ++i) {
     pool.Schedule([work, &body] { work(body); });

@@ -11,7 +11,7 @@ ffi::Error run(ffi::ThreadPool pool, const SignEncode& op) {
   float share = op.b1 != nullptr ? *op.b1 : 0.0f;
   Factors factors{share, 1.0f - share, op.relaxation};
   std::vector<Chunk> chunks = op.layout.chunks(/*with_padding=*/true);
-  parallel_for(pool, chunks.size(), [&](int64_t i) {
+  parallel_for(pool, chunks.size(), op.layout.entries(), [&](int64_t i) {
     const Chunk& chunk = chunks[i];
     int64_t width = op.layout.width(chunk.group);
     uint8_t* signs = op.signs[chunk.group].data;

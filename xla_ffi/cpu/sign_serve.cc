@@ -9,7 +9,7 @@ namespace {
 
 ffi::Error run(ffi::ThreadPool pool, const SignServe& op) {
   std::vector<Chunk> chunks = op.layout.chunks(/*with_padding=*/true);
-  parallel_for(pool, chunks.size(), [&](int64_t i) {
+  parallel_for(pool, chunks.size(), op.layout.entries(), [&](int64_t i) {
     const Chunk& chunk = chunks[i];
     int64_t group = chunk.group, width = op.layout.width(group);
     int64_t rows = op.new_scales[group].size;

@@ -30,6 +30,12 @@ std::vector<Span> cut(const Views<const float>& leaves) {
   return spans;
 }
 
+int64_t entries_of(const std::vector<Span>& spans) {
+  int64_t sum = 0;
+  for (const Span& span : spans) sum += span.size;
+  return sum;
+}
+
 void copy(float* to, const float* from, int64_t count) {
   if (to != nullptr && to != from) std::memcpy(to, from, count * sizeof(float));
 }
@@ -38,7 +44,7 @@ ffi::Error run(ffi::ThreadPool pool, const Sparsify& op) {
   std::vector<Span> spans = cut(op.x);
   std::vector<std::atomic<int64_t>> found(op.x.size());
   bool is_on = *op.is_on, is_new = is_on && *op.is_new;
-  parallel_for(pool, spans.size(), [&](int64_t i) {
+  parallel_for(pool, spans.size(), entries_of(spans), [&](int64_t i) {
     int64_t leaf = spans[i].leaf, start = spans[i].start, size = spans[i].size;
     const float* x = op.x[leaf].data + start;
     const float* residual = at(op.residual, leaf, start);

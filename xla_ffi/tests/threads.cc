@@ -71,7 +71,7 @@ void require(bool condition, const char* what) {
 // Every chunk runs once, and all that they wrote is seen after the loop.
 void check_sum(Pool& pool, int64_t count) {
   std::vector<int64_t> written(count, 0);
-  parallel_for(pool, count, [&](int64_t i) { written[i] += i + 1; });
+  parallel_for(pool, count, 1 << 30, [&](int64_t i) { written[i] += i + 1; });
   for (int64_t i = 0; i < count; ++i) require(written[i] == i + 1, "a chunk ran another time");
 }
 
@@ -82,7 +82,7 @@ int main() {
   using sfpo::Pool;
   Pool pool(4), none(0), one(1);
   for (int round = 0; round < 2000; ++round) {
-    for (int64_t count : {0, 1, 2, 3, 7, 64}) {
+    for (int64_t count : {0, 1, 2, 3, 7, 64, 200}) {
       sfpo::check_sum(pool, count);
       sfpo::check_sum(none, count);
       sfpo::check_sum(one, count);
@@ -90,7 +90,7 @@ int main() {
   }
   // Loops inside loops, more of them than threads: nobody waits for a task in the queue.
   for (int round = 0; round < 100; ++round) {
-    sfpo::parallel_for(pool, 16, [&](int64_t) { sfpo::check_sum(pool, 33); });
+    sfpo::parallel_for(pool, 16, 1 << 30, [&](int64_t) { sfpo::check_sum(pool, 33); });
   }
   // Several callers share a pool.
   std::vector<std::thread> callers;
