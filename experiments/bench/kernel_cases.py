@@ -1,96 +1,36 @@
 """The contenders of `bench.kernels`: a native kernel, its twin, a user's own code."""
 
 import importlib.util
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from experiments.bench.contender import Contender, Run, in_place, normal, twin
+from experiments.bench.select_cases import SELECT_CASES
 from sfpo_jax.collectives import plan_buckets
 from sfpo_jax.compression import sign
 from sfpo_jax.kernels import (
     AdamFactors,
+    AdamwNumbers,
     Bucket,
+    adamw8bit_parameters,
     encode_signs,
+    make_seed,
     onebit_apply,
+    quantize,
     serve_signs,
-    use_twins,
 )
 
-Run = Callable[[], None]
-_ANY_SIZE = 10**12
 _FACTORS = AdamFactors(0.5, 0.1, 1e-8, 0.01)
-
-
-class Contender(NamedTuple):
-    """Something to time.
-
-    Attributes:
-      name: what it is called.
-      prepare: entries -> what to time, or None where it cannot be done here.
-      limit: the most entries it is asked to do.
-    """
-
-    name: str
-    prepare: Callable[[int], Run | None]
-    limit: int = _ANY_SIZE
-
-
-def copy_in_threads(size: int) -> Run:
-    """A copy of float32 entries into a warm destination, a part for each core."""
-    threads = os.cpu_count() or 1
-    source, target = _normal(size), np.zeros(size, np.float32)
-    pairs = list(
-        zip(
-            np.array_split(source, threads),
-            np.array_split(target, threads),
-            strict=True,
-        )
-    )
-    pool = ThreadPoolExecutor(threads)
-
-    def run() -> None:
-        list(pool.map(lambda pair: np.copyto(pair[1], pair[0]), pairs))
-
-    return run
-
-
-def _normal(size: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(size, np.float32)
 
 
 def _arrays(size: int, count: int) -> list[jax.Array]:
     """Random arrays, the last of squares."""
-    found = [jnp.asarray(_normal(size, seed)) for seed in range(count)]
+    found = [jnp.asarray(normal(size, seed)) for seed in range(count)]
     return [*found[:-1], jnp.square(found[-1]) + 1e-6]
-
-
-def _in_place(step: Callable[..., Any], state: Any, *constants: Any) -> Run:
-    """Runs (state, _) = step(state, *constants) with the state donated."""
-    compiled = jax.jit(step, donate_argnums=0)
-    held = [state]
-
-    def run() -> None:
-        held[0], _ = jax.block_until_ready(compiled(held[0], *constants))
-
-    return run
-
-
-def _twin(prepare: Callable[[int], Run]) -> Callable[[int], Run]:
-    """The same with the jnp twins: they are chosen when the program is traced."""
-
-    def prepare_twin(size: int) -> Run:
-        with use_twins():
-            run = prepare(size)
-            run()
-        return run
-
-    return prepare_twin
 
 
 def _bucket(size: int) -> Bucket:
@@ -108,7 +48,7 @@ def encode(size: int) -> Run:
         )
         return found.error[0], (found.signs, found.live, found.scales)
 
-    return _in_place(step, e, x, m, v)
+    return in_place(step, e, x, m, v)
 
 
 def encode_sum(size: int) -> Run:
@@ -119,12 +59,12 @@ def encode_sum(size: int) -> Run:
         found = encode_signs(bucket, [x], error=[error])
         return found.error[0], (found.signs, found.scales)
 
-    return _in_place(step, e, x)
+    return in_place(step, e, x)
 
 
 def encode_numpy(size: int) -> Run:
     """The sum's signs, scales and error as NumPy does them, in one thread."""
-    x, e = _normal(size), _normal(size, 1)
+    x, e = normal(size), normal(size, 1)
     width = 2048
     rows = size // width
 
@@ -158,7 +98,7 @@ def serve(size: int) -> Run:
         found = serve_signs(bucket, [signs], [scales], [live], [error], 2, 1.0)
         return found.error[0], (found.signs, found.scales)
 
-    return _in_place(step, error, signs, scales, live)
+    return in_place(step, error, signs, scales, live)
 
 
 def onebit(size: int) -> Run:
@@ -181,7 +121,7 @@ def onebit(size: int) -> Run:
         )
         return new[0], None
 
-    return _in_place(step, p, v, sent.signs, sent.scales)
+    return in_place(step, p, v, sent.signs, sent.scales)
 
 
 def exchange(size: int) -> Run:
@@ -198,7 +138,31 @@ def exchange(size: int) -> Run:
         )
         return (new[0], mu[0], sent.error[0], list(reply.error)), None
 
-    return _in_place(step, (jnp.array(x), m, e, server), x, v)
+    return in_place(step, (jnp.array(x), m, e, server), x, v)
+
+
+def one_byte(size: int) -> Run:
+    """AdamW with moments of one byte, parameters in place."""
+    p, g = (x.reshape(-1, 1000) for x in _arrays(size, 2))
+    zeros = jnp.zeros_like(p)
+    mu, nu = quantize(zeros), quantize(zeros, signed=False)
+    numbers = AdamwNumbers(0.9, 0.999, 0.5, 1e-8, 1e-3, 0.1)
+
+    def step(state: Any, g: Any) -> Any:
+        p, mu, nu = state
+        found = adamw8bit_parameters(
+            [g],
+            [mu],
+            [nu],
+            [p],
+            numbers,
+            make_seed(jnp.int32(1)),
+            jnp.array(True),
+            is_decayed=(True,),
+        )
+        return (found.values[0], found.mu[0], found.nu[0]), None
+
+    return in_place(step, (p, mu, nu), g)
 
 
 def optax_adamw(size: int) -> Run:
@@ -211,7 +175,7 @@ def optax_adamw(size: int) -> Run:
         updates, held = tx.update(g, held, p)
         return (optax.apply_updates(p, updates), held), None
 
-    return _in_place(step, (p, tx.init(p)), g)
+    return in_place(step, (p, tx.init(p)), g)
 
 
 def torch_adamw(size: int) -> Run | None:
@@ -219,30 +183,37 @@ def torch_adamw(size: int) -> Run | None:
     if importlib.util.find_spec("torch") is None:
         return None
     torch: Any = importlib.import_module("torch")
-    p = torch.nn.Parameter(torch.from_numpy(_normal(size)))
-    p.grad = torch.from_numpy(_normal(size, 1))
+    p = torch.nn.Parameter(torch.from_numpy(normal(size)))
+    p.grad = torch.from_numpy(normal(size, 1))
     optimizer = torch.optim.AdamW([p], lr=1e-3, weight_decay=0.1, fused=True)
     return optimizer.step
 
 
 CASES: dict[str, list[Contender]] = {
+    **SELECT_CASES,
     "sign encode": [
         Contender("native: x + e", encode_sum),
-        Contender("jnp twin: x + e", _twin(encode_sum)),
+        Contender("jnp twin: x + e", twin(encode_sum)),
         Contender("NumPy: x + e", encode_numpy),
         Contender("native: b1 m + (1 - b1) x + e", encode),
-        Contender("jnp twin: b1 m + (1 - b1) x + e", _twin(encode)),
+        Contender("jnp twin: b1 m + (1 - b1) x + e", twin(encode)),
     ],
-    "server": [Contender("native", serve), Contender("jnp twin", _twin(serve))],
+    "server": [Contender("native", serve), Contender("jnp twin", twin(serve))],
     "1-bit update": [
         Contender("native", onebit),
-        Contender("jnp twin", _twin(onebit)),
+        Contender("jnp twin", twin(onebit)),
+        Contender("optax.adamw", optax_adamw),
+        Contender("torch.optim.AdamW, fused", torch_adamw),
+    ],
+    "one-byte AdamW update": [
+        Contender("native", one_byte),
+        Contender("jnp twin", twin(one_byte)),
         Contender("optax.adamw", optax_adamw),
         Contender("torch.optim.AdamW, fused", torch_adamw),
     ],
     "encode, server and update": [
         Contender("native", exchange),
-        Contender("jnp twin", _twin(exchange)),
+        Contender("jnp twin", twin(exchange)),
         Contender("optax.adamw", optax_adamw),
     ],
 }

@@ -22,7 +22,8 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from experiments.bench.kernel_cases import CASES, Contender, copy_in_threads
+from experiments.bench.contender import Contender, copy_in_threads
+from experiments.bench.kernel_cases import CASES
 from sfpo_jax.kernels import load_libraries
 from sfpo_jax.training import ConfigError, exit_on_config_error, load_config
 
