@@ -27,9 +27,15 @@ from sfpo_jax.kernels import (
     Seed,
     adam_direction,
     adamw8bit_directions,
+    adamw8bit_parameters,
     make_seed,
 )
 from sfpo_jax.transforms._factored import Factored
+from sfpo_jax.transforms._in_place import (
+    InPlaceTransformation,
+    Target,
+    make_target,
+)
 from sfpo_jax.transforms._moments import (
     bias_correction,
     load,
@@ -38,7 +44,7 @@ from sfpo_jax.transforms._moments import (
     store,
     zeros_moment,
 )
-from sfpo_jax.transforms._state import MaskOrFn, increment, select
+from sfpo_jax.transforms._state import MaskOrFn, Selection, increment, select
 
 _FLOATS = ("float32", "bfloat16", "float64")
 
@@ -62,7 +68,7 @@ def adamw8bit(
     mu_dtype: Any = "int8",
     nu_dtype: Any = "int8",
     mask: MaskOrFn = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> InPlaceTransformation:
     r"""AdamW with 8-bit moments: 2.03 bytes a parameter in place of 8.
 
     .. math::
@@ -149,36 +155,44 @@ def adamw8bit(
                 "`params` is None, but `weight_decay` needs them: call "
                 "`tx.update(grads, state, params)`."
             )
-        chosen = select(updates)
-        taken = all_finite(chosen.chosen(), None)
-        rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
-        count = increment(state.count)
-        seed = make_seed(count)
-        decayed = set(select(params, mask).places) if has_decay else set()
-        parameters = chosen.treedef.flatten_up_to(params) if has_decay else []
+        chosen, target = select(updates), target_of(updates, params, state)
+        found, new = step(chosen, state, None)
+        taken = new.count != state.count
+        steps = [jnp.where(taken, x, 0) for x in target.steps(found)]
+        return chosen.replace(steps), new
 
-        grads = [widen(g) for g in chosen.chosen()]
-        directions, mu, nu = _adam(
-            grads,
+    def apply_fn(updates: Any, state: Any, params: Any) -> tuple[Any, Adamw8bitState]:
+        chosen, target = select(updates), target_of(updates, params, state)
+        moved, new = step(chosen, state, target)
+        leaves = chosen.treedef.flatten_up_to(params)
+        return chosen._replace(leaves=leaves).replace(moved), new
+
+    def target_of(updates: Any, params: Any, state: Any) -> Target:
+        rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+        return make_target(updates, params, rate, weight_decay, mask, has_decay)
+
+    def step(
+        chosen: Selection, state: Any, target: Target | None
+    ) -> tuple[list[jax.Array], Adamw8bitState]:
+        taken = all_finite(chosen.chosen(), None)
+        count = increment(state.count)
+        values, mu, nu = _adam(
+            [widen(g) for g in chosen.chosen()],
             chosen.read(state.mu),
             chosen.read(state.nu),
             count,
             (b1, b2, eps),
-            seed,
+            make_seed(count),
             taken,
+            target,
         )
-        steps = []
-        for place, u in zip(chosen.places, directions, strict=True):
-            if place in decayed:
-                u += weight_decay * parameters[place].astype(u.dtype)
-            steps.append(jnp.where(taken, -jnp.asarray(rate, u.dtype) * u, 0))
-        return chosen.replace(steps), Adamw8bitState(
+        return values, Adamw8bitState(
             count=jnp.where(taken, count, state.count),
             mu=chosen.state(mu),
             nu=chosen.state(nu),
         )
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return InPlaceTransformation(init_fn, update_fn, apply_fn)
 
 
 def _adam(
@@ -189,31 +203,40 @@ def _adam(
     numbers: tuple[Scalar, Scalar, Scalar],
     seed: Seed,
     taken: jax.Array,
+    target: Target | None,
 ) -> tuple[list[jax.Array], list[Any], list[Any]]:
-    """(directions, new first moments, new second moments) of the leaves in order."""
+    """(directions, new first moments, new second moments) of the leaves in order.
+
+    With a target, its new parameters in place of the directions.
+    """
     found: list[Any] = [None] * len(grads)
     together: dict[Any, list[int]] = {}
     for i, (g, m, v) in enumerate(zip(grads, mu, nu, strict=True)):
         if isinstance(m, Quantized) and isinstance(v, Quantized):
             together.setdefault(g.dtype, []).append(i)
-        else:
-            u, *new = _adam_leaf(jnp.where(taken, g, 0), m, v, count, numbers, seed)
-            found[i] = (u, *_where(taken, new, [m, v]))
+            continue
+        value, *new = _adam_leaf(jnp.where(taken, g, 0), m, v, count, numbers, seed)
+        if target is not None:
+            own = target.of([i])
+            value = jnp.where(taken, own.moved([value])[0], own.params[0])
+        found[i] = (value, *_where(taken, new, [m, v]))
     b1, b2, _ = numbers
     for dtype, places in together.items():
         corrected = _corrected(numbers, count, dtype)
-        result = adamw8bit_directions(
-            [grads[i] for i in places],
-            [mu[i] for i in places],
-            [nu[i] for i in places],
-            AdamwNumbers(b1, b2, *corrected),
-            seed,
-            taken,
-        )
+        g, m, v = ([x[i] for i in places] for x in (grads, mu, nu))
+        if target is None:
+            scalars = AdamwNumbers(b1, b2, *corrected)
+            result = adamw8bit_directions(g, m, v, scalars, seed, taken)
+        else:
+            own = target.of(places)
+            scalars = AdamwNumbers(b1, b2, *corrected, own.rate, own.decay)
+            result = adamw8bit_parameters(
+                g, m, v, own.params, scalars, seed, taken, is_decayed=own.is_decayed
+            )
         for i, *new in zip(places, *result, strict=True):
             found[i] = new
-    u, new_mu, new_nu = zip(*found, strict=True) if found else ((), (), ())
-    return list(u), list(new_mu), list(new_nu)
+    values, new_mu, new_nu = zip(*found, strict=True) if found else ((), (), ())
+    return list(values), list(new_mu), list(new_nu)
 
 
 def _adam_leaf(

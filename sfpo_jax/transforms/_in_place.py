@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from sfpo_jax.transforms._state import MaskOrFn, select
+
 
 class InPlaceTransformation(optax.GradientTransformationExtraArgs):
     """An Optax transformation that also has `apply`, which leaves its updates out.
@@ -69,6 +71,13 @@ class Target(NamedTuple):
     decay: Any
     is_decayed: Sequence[bool]
 
+    def of(self, places: Sequence[int]) -> "Target":
+        """The target of some of the parameters."""
+        params = [self.params[i] for i in places]
+        return self._replace(
+            params=params, is_decayed=[self.is_decayed[i] for i in places]
+        )
+
     def steps(self, directions: Sequence[jax.Array]) -> list[jax.Array]:
         """-rate (u + decay p), in the directions' dtype."""
         found = []
@@ -82,3 +91,23 @@ class Target(NamedTuple):
         """The new parameters, in their own dtypes."""
         pairs = zip(self.params, self.steps(directions), strict=True)
         return [(p.astype(step.dtype) + step).astype(p.dtype) for p, step in pairs]
+
+
+def make_target(
+    updates: Any, params: Any, rate: Any, decay: Any, mask: MaskOrFn, has_decay: bool
+) -> Target:
+    """The target of the leaves of `updates` that a transformation works on.
+
+    `params` may be None without decay, where only `steps` is asked for.
+    """
+    chosen = select(updates)
+    decayed = set(select(params, mask).places) if has_decay else set()
+    leaves = chosen.leaves
+    if params is not None:
+        leaves = chosen.treedef.flatten_up_to(params)
+    return Target(
+        [leaves[i] for i in chosen.places],
+        rate,
+        decay,
+        [i in decayed for i in chosen.places],
+    )

@@ -17,10 +17,14 @@ from sfpo_jax._validate import (
 from sfpo_jax.collectives import AxisName
 from sfpo_jax.compression import Compressor, sign
 from sfpo_jax.transforms._freeze import WarmupSteps, freeze_rule
-from sfpo_jax.transforms._in_place import InPlaceTransformation, Target
+from sfpo_jax.transforms._in_place import (
+    InPlaceTransformation,
+    Target,
+    make_target,
+)
 from sfpo_jax.transforms._moments import resolve_kind
 from sfpo_jax.transforms._onebit_core import OnebitAdam, ScaleByOnebitAdamState
-from sfpo_jax.transforms._state import MaskOrFn, bucket_entries, select
+from sfpo_jax.transforms._state import MaskOrFn, bucket_entries
 
 _FLOATS = ("float32", "bfloat16", "float64")
 
@@ -219,17 +223,7 @@ def onebit_adam(
 
     def target_of(updates: Any, params: Any, state: Any) -> Target:
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
-        chosen = select(updates)
-        decayed = set(select(params, mask).places) if has_decay else set()
-        leaves = chosen.leaves
-        if params is not None:
-            leaves = chosen.treedef.flatten_up_to(params)
-        return Target(
-            [leaves[i] for i in chosen.places],
-            rate,
-            weight_decay,
-            [i in decayed for i in chosen.places],
-        )
+        return make_target(updates, params, rate, weight_decay, mask, has_decay)
 
     return InPlaceTransformation(core.init, update_fn, apply_fn)
 

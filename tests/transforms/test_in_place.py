@@ -17,7 +17,7 @@ STEPS = 8
 def _params(dtype: Any) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     return {
-        "matrix": jnp.asarray(rng.standard_normal((70, 40)), dtype),
+        "matrix": jnp.asarray(rng.standard_normal((70, 64)), dtype),
         "bias": jnp.asarray(rng.standard_normal(5), dtype),
         "empty": jnp.zeros((0, 3), dtype),
         "count": jnp.arange(3),
@@ -50,8 +50,19 @@ def _onebit(**changes: Any) -> InPlaceTransformation:
         (_onebit(compressor=sfpo.compression.int8()), jnp.float32),
         (_onebit(weight_decay=0.0), jnp.float32),
         (sfpo.sfpo(0.01, 16, weight_decay=0.1, warmup_steps=3), jnp.float32),
+        (sfpo.adamw8bit(0.01, weight_decay=0.1), jnp.float32),
+        (sfpo.adamw8bit(0.01), jnp.bfloat16),
     ],
-    ids=["float32", "bfloat16", "packed", "int8", "no decay", "sfpo"],
+    ids=[
+        "float32",
+        "bfloat16",
+        "packed",
+        "int8",
+        "no decay",
+        "sfpo",
+        "adamw8bit",
+        "adamw8bit, bfloat16",
+    ],
 )
 def test_in_place_is_update_and_add(tx: InPlaceTransformation, dtype: Any) -> None:
     @jax.jit
