@@ -19,22 +19,16 @@ from typing import NamedTuple
 
 import jax
 
-_SIGNS = (
+_COMMON = (
+    "sfpo_adamw8bit",
     "sfpo_onebit_update",
     "sfpo_sign_decode",
     "sfpo_sign_encode",
     "sfpo_sign_serve",
+    "sfpo_sparsify",
 )
 # The handlers that a platform's library has.
-TARGETS = {
-    "cpu": (
-        *_SIGNS,
-        "sfpo_adamw8bit",
-        "sfpo_magnitude_threshold",
-        "sfpo_sparsify",
-    ),
-    "cuda": _SIGNS,
-}
+TARGETS = {"cpu": (*_COMMON, "sfpo_magnitude_threshold"), "cuda": _COMMON}
 # JAX's names of the platforms that a library can serve.
 PLATFORMS = ("cpu", "cuda")
 _XLA_NAMES = {"cpu": "cpu", "cuda": "CUDA"}

@@ -39,6 +39,11 @@ inline const char* cudaGetErrorString(cudaError_t) { return "emulated"; }
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
 
+inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
+  std::memset(to, value, bytes);
+  return cudaSuccess;
+}
+
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
@@ -207,9 +212,27 @@ inline int __reduce_add_sync(unsigned mask, int value) {
   return sum;
 }
 
+inline unsigned __reduce_max_sync(unsigned mask, unsigned value) {
+  const uint64_t* values = emulated::meet("__reduce_max_sync", mask, value);
+  unsigned most = 0;
+  for (int i = 0; i < emulated::kLanes; ++i) {
+    if (values[i] > most) most = static_cast<unsigned>(values[i]);
+  }
+  return most;
+}
+
+// Threads take turns: what they do in between is atomic.
+inline unsigned atomicAdd(unsigned* to, unsigned value) {
+  unsigned old = *to;
+  *to += value;
+  return old;
+}
+
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 inline int min(int a, int b) { return a < b ? a : b; }
+
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 
 // A handler that asks for a stream gets none: everything happens at once.
 template <>
