@@ -63,7 +63,7 @@ def library() -> ctypes.CDLL:
         subprocess.run(command, check=True)
         unfinished.replace(path)
     loaded = ctypes.CDLL(str(path))
-    for name in _library.TARGETS["cuda"]:
+    for name in _library.TARGETS:
         handler = jax.ffi.pycapsule(getattr(loaded, name))
         jax.ffi.register_ffi_target(f"emulated_{name}", handler, platform="cpu")
     return loaded

@@ -4,8 +4,12 @@
 
 #include "cuda/adamw8bit.cc"
 #include "cuda/adamw8bit.cu"
+#include "cuda/magnitude_threshold.cc"
 #include "cuda/onebit_update.cc"
 #include "cuda/onebit_update.cu"
+#include "cuda/select_block_rows.cu"
+#include "cuda/select_long_rows.cu"
+#include "cuda/select_short_rows.cu"
 #include "cuda/sign_decode.cc"
 #include "cuda/sign_decode.cu"
 #include "cuda/sign_encode.cc"
