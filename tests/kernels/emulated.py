@@ -39,7 +39,7 @@ needs_emulation = [
 _SOURCES = Path(__file__).parents[2] / "xla_ffi"
 # Wrong alignment, and indices outside of arrays of known size, end the process.
 _OPTIONS = (
-    "-std=c++17 -O1 -fPIC -shared -w -ffp-contract=off "
+    "-std=c++17 -O0 -fPIC -shared -w -ffp-contract=off "
     "-fsanitize=alignment,bounds,shift -fsanitize-undefined-trap-on-error"
 ).split()
 

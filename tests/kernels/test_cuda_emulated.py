@@ -43,9 +43,9 @@ class Case(NamedTuple):
 
 def _many_small() -> Bucket:
     """More pieces than one table of jobs takes."""
-    sizes = tuple(3 + 5 * i % 37 for i in range(130))
+    sizes = tuple(3 + 5 * i % 37 for i in range(80))
     pieces = tuple(Piece(i, 0, size) for i, size in enumerate(sizes))
-    return Bucket(tuple(range(130)), sizes, (RowGroup(40, 132, pieces),))
+    return Bucket(tuple(range(80)), sizes, (RowGroup(40, 82, pieces),))
 
 
 CASES = [
