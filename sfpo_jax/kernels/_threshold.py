@@ -90,7 +90,7 @@ def _native(present: Any) -> Thresholds:
 
 def _workspace(arrays: Arrays) -> int:
     """What GPUs share long rows by, in uint32: `row_words` of core/select.h."""
-    most_of_block, chunk, row_words = 2**15, 2**14, 2056
+    most_of_block, chunk, row_words = 2**15, 2**14, 2052
     return sum(
         x.shape[0] * (row_words + -(-x.shape[1] // chunk))
         for x in arrays

@@ -65,7 +65,7 @@ SFPO_INLINE SampleRanks sample_ranks(int64_t count, int64_t size, int64_t sample
 // and have a workspace: `kRowWords` numbers, and one a chunk. Python knows these, too.
 inline constexpr int64_t kMostOfBlock = int64_t{1} << 15;
 inline constexpr int64_t kRowChunk = int64_t{1} << 14;
-inline constexpr int64_t kRowWords = 2056;
+inline constexpr int64_t kRowWords = 2052;
 
 SFPO_INLINE int64_t row_chunks(int64_t width) {
   return width > kMostOfBlock ? (width + kRowChunk - 1) / kRowChunk : 0;

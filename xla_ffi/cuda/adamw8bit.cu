@@ -45,7 +45,7 @@ class Parameters {
     return quad;
   }
 
-  // Rounded by what `load` gave of them, if they were not moved.
+  // What was not moved has the bits that were read.
   __device__ __forceinline__ void store(int entry, const Quad& quad, bool is_moved) const {
     if (!job_.is_narrow) {
       float* row = static_cast<float*>(job_.out) + start_;

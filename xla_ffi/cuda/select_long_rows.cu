@@ -13,7 +13,6 @@ namespace {
 struct Workspace {
   Search search;
   uint32_t is_done;
-  uint32_t unused[4];
   uint32_t bins[kMostBins];
 };
 static_assert(sizeof(Workspace) == kRowWords * sizeof(uint32_t), "another size is promised");

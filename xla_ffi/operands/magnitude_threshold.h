@@ -6,7 +6,8 @@
 //           live[arrays]?: pred, as x; entries that may be kept
 // Results   threshold, end: u32[rows of all arrays]
 //           workspace: u32[row_words(width) of each row of all arrays], for GPUs alone; its
-//             contents mean nothing
+//             contents mean nothing. Scratch memory would be another's by the time that a
+//             recorded launch is replayed.
 //
 // Kept is a live entry i of a row whose magnitude bits are above the row's threshold, or equal
 // to it while i is below the row's end: min(count, live entries) of them.
