@@ -18,11 +18,17 @@ from sfpo_jax.collectives import plan_buckets
 from sfpo_jax.compression import sign
 from sfpo_jax.kernels import (
     AdamFactors,
+    AdamwNumbers,
+    Quantized,
+    Seed,
+    adamw8bit_parameters,
     decode_signs,
     encode_signs,
     load_libraries,
+    magnitude_thresholds,
     onebit_directions,
     serve_signs,
+    sparsify_leaves,
 )
 from sfpo_jax.memory import find_device, planning_mesh
 
@@ -82,6 +88,43 @@ def kernels() -> list[Kernel]:
         Kernel("sign_serve", serve, errors, (signs, scales, live)),
         Kernel("sign_decode", decode, (), (signs, scales, leaves)),
         Kernel("onebit_update", update, (), (signs, scales, leaves)),
+        *_of_leaves(leaves),
+    ]
+
+
+def _of_leaves(leaves: list[jax.ShapeDtypeStruct]) -> list[Kernel]:
+    """The kernels that know no rows of signs; a tenth of each leaf is kept."""
+    counts = [x.size // 10 for x in leaves]
+
+    def threshold(_: Any, x: Any) -> tuple[Any, Any]:
+        wanted = [jnp.full(1, count, jnp.uint32) for count in counts]
+        return (), tuple(magnitude_thresholds([a[None] for a in x], wanted))
+
+    def sparsify(residual: Any, x: Any) -> tuple[Any, Any]:
+        on = jnp.asarray(True)
+        found = sparsify_leaves(x, counts, residual=residual, is_on=on, is_new=on)
+        return found.residual, (found.kept, found.counts)
+
+    def adamw(carried: Any, grads: Any) -> tuple[Any, Any]:
+        params, *moments = carried
+        mu, nu = ([Quantized(v, scale, 256) for v, scale in part] for part in moments)
+        numbers = AdamwNumbers(0.9, 0.99, 1.0, 1e-8, 1e-3, 0.1)
+        seed, taken = Seed(jnp.uint32(1), jnp.uint32(2)), jnp.asarray(True)
+        flags = [True] * len(grads)
+        found = adamw8bit_parameters(
+            grads, mu, nu, params, numbers, seed, taken, is_decayed=flags
+        )
+        new = ([(q.values, q.scales) for q in part] for part in (found.mu, found.nu))
+        return (found.values, *new), ()
+
+    mu, nu = (
+        [(_shape(x.size, dtype=dtype), _shape(-(-x.size // 256))) for x in leaves]
+        for dtype in ("int8", "uint8")
+    )
+    return [
+        Kernel("magnitude_threshold", threshold, (), leaves),
+        Kernel("sparsify", sparsify, tuple(leaves), leaves),
+        Kernel("adamw8bit", adamw, (list(leaves), mu, nu), leaves),
     ]
 
 
@@ -177,10 +220,10 @@ def _difference(found: Any, wanted: Any) -> str:
     """Bits that differ, of all, and the largest difference of floats, relative."""
     bits, all_bits, worst = 0, 0, 0.0
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        if a.dtype == jnp.uint8:
+        if jnp.issubdtype(a.dtype, jnp.integer):
             apart = jax.lax.population_count(a ^ b)
             bits += int(jnp.sum(apart, dtype=jnp.int32))
-            all_bits += 8 * a.size
+            all_bits += 8 * a.dtype.itemsize * a.size
         elif a.size:
             size = float(jnp.max(jnp.abs(b))) or 1.0
             worst = max(worst, float(jnp.max(jnp.abs(a - b))) / size)
@@ -199,8 +242,8 @@ def _filled(shapes: Any, seed: int) -> Any:
     keys = jax.random.split(jax.random.key(seed), max(1, len(leaves)))
 
     def fill(key: Any, x: Any) -> jax.Array:
-        if x.dtype == jnp.uint8:
-            return jax.random.bits(key, x.shape, jnp.uint8)
+        if x.dtype.itemsize == 1:
+            return jax.random.bits(key, x.shape, jnp.uint8).view(x.dtype)
         return jax.random.normal(key, x.shape, x.dtype)
 
     return treedef.unflatten([fill(*pair) for pair in zip(keys, leaves, strict=False)])

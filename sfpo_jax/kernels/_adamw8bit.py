@@ -175,7 +175,7 @@ def _update(
     wide = [p for p in parameters if not _is_narrow(p)]
     if not is_float32([*grads, *(q.scales for q in (*mu, *nu)), *wide]):
         return twin(operands)
-    return choose(native, twin, operands, platforms=("cpu",))
+    return choose(native, twin, operands)
 
 
 def _twin(operands: _Operands, is_decayed: Sequence[bool]) -> Adamw8bitResult:

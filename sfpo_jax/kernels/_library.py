@@ -19,22 +19,16 @@ from typing import NamedTuple
 
 import jax
 
-_SIGNS = (
+# The handlers that each platform's library has.
+TARGETS = (
+    "sfpo_adamw8bit",
+    "sfpo_magnitude_threshold",
     "sfpo_onebit_update",
     "sfpo_sign_decode",
     "sfpo_sign_encode",
     "sfpo_sign_serve",
+    "sfpo_sparsify",
 )
-# The handlers that a platform's library has.
-TARGETS = {
-    "cpu": (
-        *_SIGNS,
-        "sfpo_adamw8bit",
-        "sfpo_magnitude_threshold",
-        "sfpo_sparsify",
-    ),
-    "cuda": _SIGNS,
-}
 # JAX's names of the platforms that a library can serve.
 PLATFORMS = ("cpu", "cuda")
 _XLA_NAMES = {"cpu": "cpu", "cuda": "CUDA"}
@@ -131,7 +125,7 @@ def _load(platform: str, path: Path | None) -> Library:
     try:
         library = ctypes.CDLL(str(path))
         built = (library.sfpo_ffi_api_major(), library.sfpo_ffi_api_minor())
-        handlers = {name: getattr(library, name) for name in TARGETS[platform]}
+        handlers = {name: getattr(library, name) for name in TARGETS}
     except (OSError, AttributeError) as error:
         return Library(platform, path, f"'{path}' cannot be loaded: {error}")
     if problem := _version_problem(built, _running_version()):

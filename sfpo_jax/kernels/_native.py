@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType
 
-from sfpo_jax.kernels._library import PLATFORMS, native_platforms
+from sfpo_jax.kernels._library import native_platforms
 
 T = TypeVar("T")
 
@@ -31,21 +31,15 @@ def use_twins() -> Iterator[None]:
         _is_native.reset(token)
 
 
-def choose(
-    native: Callable[..., T],
-    twin: Callable[..., T],
-    *args: Any,
-    platforms: Sequence[str] = PLATFORMS,
-) -> T:
+def choose(native: Callable[..., T], twin: Callable[..., T], *args: Any) -> T:
     """`native(*args)` where the program will run on a platform that has the kernels.
 
     Both return the same tree of shapes and dtypes, varying over the same mesh axes.
     What a program is compiled for is known only when it is lowered: the planner
     compiles for a GPU in a process without one. Of arrays that a compiler is to
-    partition the twin runs: a custom call would have them gathered. `platforms` are
-    those that `native` was written for.
+    partition the twin runs: a custom call would have them gathered.
     """
-    usable = [x for x in native_platforms() if x in platforms and _is_native.get()]
+    usable = native_platforms() if _is_native.get() else ()
     if not usable or is_partitioned(args):
         return twin(*args)
 

@@ -57,7 +57,7 @@ def sparsify_leaves(
     present = alike((*flags, found, tuple(leaves), tuple(residual)))
     if not is_float32([*leaves, *residual]):
         return _twin(*present)
-    return choose(_native, _twin, *present, platforms=("cpu",))
+    return choose(_native, _twin, *present)
 
 
 def _native(

@@ -53,7 +53,7 @@ def magnitude_thresholds(
         return _twin(present)
     if any(x.dtype != jnp.float32 for x in (*arrays, *addend)) and addend:
         return _twin(present)
-    return choose(_native, _twin, present, platforms=("cpu",))
+    return choose(_native, _twin, present)
 
 
 def is_kept(rows: jax.Array, thresholds: Thresholds) -> jax.Array:
@@ -78,14 +78,24 @@ def _native(present: Any) -> Thresholds:
     found = ffi_call(
         "sfpo_magnitude_threshold",
         [wanted, *arrays, *addend, *live],
-        [(wanted.shape, jnp.uint32)] * 2,
+        [*[(wanted.shape, jnp.uint32)] * 2, ((_workspace(arrays),), jnp.uint32)],
         {
             "has_addend": bool(addend),
             "has_live": bool(live),
             "rows": np.array([x.shape[0] for x in arrays], np.int64),
         },
     )
-    return Thresholds(*found)
+    return Thresholds(*found[:2])
+
+
+def _workspace(arrays: Arrays) -> int:
+    """What GPUs share long rows by, in uint32: `row_words` of core/select.h."""
+    most_of_block, chunk, row_words = 2**15, 2**14, 2052
+    return sum(
+        x.shape[0] * (row_words + -(-x.shape[1] // chunk))
+        for x in arrays
+        if x.shape[1] > most_of_block
+    )
 
 
 def _twin(present: Any) -> Thresholds:

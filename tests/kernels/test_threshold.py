@@ -221,7 +221,7 @@ def test_a_wrong_call_is_an_exception(change: dict[str, Any], message: str) -> N
         "rows": [2],
         **change,
     }
-    results = [jax.ShapeDtypeStruct((2,), np.uint32)] * 2
+    results = [jax.ShapeDtypeStruct((n,), np.uint32) for n in (2, 2, 0)]
     call = jax.ffi.ffi_call("sfpo_magnitude_threshold", results)
     rows = np.array(given["rows"], np.int64)
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):

@@ -14,6 +14,10 @@
 
 namespace sfpo {
 
+// Python's blocks have at most so many entries: what is kept between two passes over one
+// fits into a first-level cache, or into the registers of a warp.
+inline constexpr int64_t kMaxBlock = 256;
+
 inline constexpr float kSignedUnit = 1.0f / 127;
 inline constexpr float kUnsignedUnit = 1.0f / 255;
 inline constexpr float kSmallestNormal = 0x1p-126f;

@@ -61,6 +61,21 @@ SFPO_INLINE SampleRanks sample_ranks(int64_t count, int64_t size, int64_t sample
           static_cast<int64_t>(std::ceil(rank + margin))};
 }
 
+// On a GPU rows of more entries than this are each shared by many blocks, a chunk a block,
+// and have a workspace: `kRowWords` numbers, and one a chunk. Python knows these, too.
+inline constexpr int64_t kMostOfBlock = int64_t{1} << 15;
+inline constexpr int64_t kRowChunk = int64_t{1} << 14;
+inline constexpr int64_t kRowWords = 2052;
+
+SFPO_INLINE int64_t row_chunks(int64_t width) {
+  return width > kMostOfBlock ? (width + kRowChunk - 1) / kRowChunk : 0;
+}
+
+SFPO_INLINE int64_t row_words(int64_t width) {
+  int64_t chunks = row_chunks(width);
+  return chunks > 0 ? kRowWords + chunks : 0;
+}
+
 inline constexpr int kDigitBits = 11;
 inline constexpr int64_t kDigits = 1 << kDigitBits;
 

@@ -9,10 +9,6 @@
 
 namespace sfpo {
 
-// Python's blocks have at most so many entries: what is kept between two passes over one
-// fits into the first-level cache.
-inline constexpr int64_t kMaxBlock = 256;
-
 // The codes and scales of one block of both moments.
 template <typename M, typename V, typename S>
 struct BlockMoments {

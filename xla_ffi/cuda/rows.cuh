@@ -38,9 +38,9 @@ __device__ __forceinline__ int lane_id() { return threadIdx.x % kWarpSize; }
 
 __device__ __forceinline__ int warp_id() { return threadIdx.x / kWarpSize; }
 
+// The place of a row by its number among all rows of the table.
 template <typename Job>
-__device__ __forceinline__ RowPlace find_row(const RowTable<Job>& table) {
-  uint32_t number = blockIdx.x * kWarps + warp_id();
+__device__ __forceinline__ RowPlace find_row(const RowTable<Job>& table, uint32_t number) {
   int low = 0, high = table.count;
   while (low < high) {
     int middle = (low + high) / 2;
@@ -52,6 +52,12 @@ __device__ __forceinline__ RowPlace find_row(const RowTable<Job>& table) {
   }
   if (low == table.count) return {-1, 0};
   return {low, number - (low > 0 ? table.ends[low - 1] : 0)};
+}
+
+// This warp's.
+template <typename Job>
+__device__ __forceinline__ RowPlace find_row(const RowTable<Job>& table) {
+  return find_row(table, blockIdx.x * kWarps + warp_id());
 }
 
 // Entries of a row `width` wide that begins `start` entries into an array of `length`.

@@ -5,6 +5,9 @@
 //           addend[arrays]?: f32 as x, which must be f32 too; what is selected from is the sum
 //           live[arrays]?: pred, as x; entries that may be kept
 // Results   threshold, end: u32[rows of all arrays]
+//           workspace: u32[row_words(width) of each row of all arrays], for GPUs alone; its
+//             contents mean nothing. Scratch memory would be another's by the time that a
+//             recorded launch is replayed.
 //
 // Kept is a live entry i of a row whose magnitude bits are above the row's threshold, or equal
 // to it while i is below the row's end: min(count, live entries) of them.
@@ -12,6 +15,7 @@
 
 #include <algorithm>
 
+#include "core/select.h"
 #include "ffi_helpers.h"
 
 namespace sfpo {
@@ -24,6 +28,7 @@ struct MagnitudeThreshold {
   Views<const bool> live;
   uint32_t* threshold;
   uint32_t* end;
+  View<uint32_t> workspace;
 };
 
 // All but the context that follows.
@@ -42,12 +47,12 @@ template <typename Executor, ffi::Error (*run)(Executor, const MagnitudeThreshol
 ffi::Error magnitude_threshold(ffi::BufferR1<ffi::U32> count, ffi::RemainingArgs args,
                                ffi::RemainingRets rets, bool has_addend, bool has_live,
                                ffi::Span<const int64_t> rows, Executor executor) {
-  int64_t arrays = rows.size(), total = 0;
+  int64_t arrays = rows.size(), total = 0, words = 0;
   Buffers buffers(args, rets);
   auto x = buffers.untyped_operands("x", arrays);
   auto addend = buffers.operands<float>("addend", has_addend ? arrays : 0);
   auto live = buffers.operands<bool>("live", has_live ? arrays : 0);
-  auto out = buffers.results<uint32_t>("out", 2);
+  auto out = buffers.results<uint32_t>("out", 3);
   SFPO_RETURN_IF_ERROR(buffers.error());
   buffers.require_sizes("addend", addend, x);
   buffers.require_sizes("live", live, x);
@@ -60,12 +65,15 @@ ffi::Error magnitude_threshold(ffi::BufferR1<ffi::U32> count, ffi::RemainingArgs
     int64_t width = x[i].size / std::max<int64_t>(rows[i], 1);
     buffers.require(width <= int64_t{0xffffffff}, "a row has 2^32 entries or more");
     total += rows[i];
+    words += rows[i] * row_words(width);
   }
   int64_t counts = count.element_count();
   buffers.require(counts == total && out[0].size == total && out[1].size == total,
                   "`count` and the results must have one number a row");
+  buffers.require(out[2].size == words, "the workspace has a wrong size");
   SFPO_RETURN_IF_ERROR(buffers.error());
-  return run(executor, {count.typed_data(), rows, x, addend, live, out[0].data, out[1].data});
+  return run(executor,
+             {count.typed_data(), rows, x, addend, live, out[0].data, out[1].data, out[2]});
 }
 
 }  // namespace sfpo

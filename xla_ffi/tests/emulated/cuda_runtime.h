@@ -1,10 +1,10 @@
 // CUDA kernels on a CPU, so that their results can be tested without a GPU: what they use of
 // CUDA, a block after the other, each of its threads with a stack of its own.
 //
-// A thread runs until it needs the other lanes of its warp. Which of them goes on first can
-// be changed: results that depend on it are missing a __syncwarp. Lanes that meet in different
-// functions, and lanes that wait for one that has returned, end the process with a message.
-// Speed, the limits of a device, and its memory model between warps are not emulated.
+// A thread runs until it needs the other lanes of its warp or of its block. Which of them goes on
+// first can be changed: results that depend on it are missing a __syncwarp. Lanes that meet in
+// different functions, and lanes that wait for one that has returned, end the process with a
+// message. Speed, the limits of a device, and its memory model between warps are not emulated.
 #pragma once
 
 #include <ucontext.h>
@@ -39,6 +39,11 @@ inline const char* cudaGetErrorString(cudaError_t) { return "emulated"; }
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
 
+inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
+  std::memset(to, value, bytes);
+  return cudaSuccess;
+}
+
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
@@ -60,11 +65,16 @@ namespace emulated {
 inline constexpr int kLanes = 32;
 inline constexpr size_t kStack = 1 << 17;
 
+// Threads that wait for each other.
+struct Meeting {
+  const char* name = "none";
+  int arrived = 0;
+  unsigned number = 0;
+};
+
 struct Warp {
   uint64_t values[2][kLanes];  // those of one meeting are read while the next one fills
-  const char* meeting = nullptr;
-  int arrived = 0;
-  unsigned meetings = 0;
+  Meeting meeting;
 };
 
 struct Thread {
@@ -81,6 +91,8 @@ struct State {
   std::mutex mutex;
   Order order = Order::kForward;
   dim3 block;
+  int threads = 0;  // of a block
+  Meeting everyone;
   Thread* thread = nullptr;
   ucontext_t scheduler;
   const std::function<void()>* body = nullptr;
@@ -93,25 +105,29 @@ inline State state;
   std::abort();
 }
 
-// Gives a value to the warp, and returns everyone's once all lanes have given theirs.
-inline const uint64_t* meet(const char* name, unsigned mask, uint64_t value) {
-  Thread* self = state.thread;
-  Warp* warp = self->warp;
-  if (mask != 0xffffffffu) stop("only whole warps are emulated", name);
-  if (warp->arrived == 0) warp->meeting = name;
-  if (std::strcmp(warp->meeting, name) != 0) stop("lanes meet in different functions", name);
-  unsigned number = warp->meetings;
-  uint64_t* values = warp->values[number % 2];
-  values[self->index.x % kLanes] = value;
+// Waits until so many threads have come.
+inline void wait_for(Meeting& meeting, const char* name, int threads) {
+  if (meeting.arrived == 0) meeting.name = name;
+  if (std::strcmp(meeting.name, name) != 0) stop("lanes meet in different functions", name);
+  unsigned number = meeting.number;
   ++state.progress;
-  if (++warp->arrived == kLanes) {
-    warp->arrived = 0;
-    ++warp->meetings;
+  if (++meeting.arrived == threads) {
+    meeting.arrived = 0;
+    ++meeting.number;
   }
   // Even the last to arrive lets the others go first.
   do {
-    swapcontext(&self->context, &state.scheduler);
-  } while (warp->meetings == number);
+    swapcontext(&state.thread->context, &state.scheduler);
+  } while (meeting.number == number);
+}
+
+// Gives a value to the warp, and returns everyone's once all lanes have given theirs.
+inline const uint64_t* meet(const char* name, unsigned mask, uint64_t value) {
+  Warp* warp = state.thread->warp;
+  if (mask != 0xffffffffu) stop("only whole warps are emulated", name);
+  uint64_t* values = warp->values[warp->meeting.number % 2];
+  values[state.thread->index.x % kLanes] = value;
+  wait_for(warp->meeting, name, kLanes);
   return values;
 }
 
@@ -147,7 +163,7 @@ inline void run_block(std::vector<Thread>& threads, std::vector<Warp>& warps) {
       running -= thread.is_done;
     }
     if (state.progress == before) {
-      stop("lanes wait for one that has returned", state.thread->warp->meeting);
+      stop("lanes wait for one that has returned", state.thread->warp->meeting.name);
     }
   }
 }
@@ -176,6 +192,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   std::lock_guard<std::mutex> lock(emulated::state.mutex);
   std::function<void()> body = [&] { kernel(arguments...); };
   emulated::state.body = &body;
+  emulated::state.threads = config->blockDim.x;
   std::vector<emulated::Thread> threads(config->blockDim.x);
   std::vector<emulated::Warp> warps(config->blockDim.x / emulated::kLanes);
   for (unsigned i = 0; i < config->gridDim.x; ++i) {
@@ -183,6 +200,10 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
     emulated::run_block(threads, warps);
   }
   return cudaSuccess;
+}
+
+inline void __syncthreads() {
+  emulated::wait_for(emulated::state.everyone, "__syncthreads", emulated::state.threads);
 }
 
 inline void __syncwarp() { emulated::meet("__syncwarp", ~0u, 0); }
@@ -200,6 +221,13 @@ T __shfl_xor_sync(unsigned mask, T value, int lanes) {
       emulated::meet("__shfl_xor_sync", mask, emulated::bits_of(value))[source]);
 }
 
+template <typename T>
+T __shfl_up_sync(unsigned mask, T value, int lanes) {
+  int lane = threadIdx.x % emulated::kLanes;
+  int source = lane < lanes ? lane : lane - lanes;
+  return emulated::as<T>(emulated::meet("__shfl_up_sync", mask, emulated::bits_of(value))[source]);
+}
+
 inline int __reduce_add_sync(unsigned mask, int value) {
   const uint64_t* values = emulated::meet("__reduce_add_sync", mask, emulated::bits_of(value));
   int sum = 0;
@@ -207,9 +235,29 @@ inline int __reduce_add_sync(unsigned mask, int value) {
   return sum;
 }
 
+inline unsigned __reduce_max_sync(unsigned mask, unsigned value) {
+  const uint64_t* values = emulated::meet("__reduce_max_sync", mask, value);
+  unsigned most = 0;
+  for (int i = 0; i < emulated::kLanes; ++i) {
+    if (values[i] > most) most = static_cast<unsigned>(values[i]);
+  }
+  return most;
+}
+
+// Threads take turns: what they do in between is atomic.
+inline unsigned atomicAdd(unsigned* to, unsigned value) {
+  unsigned old = *to;
+  *to += value;
+  return old;
+}
+
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 inline int min(int a, int b) { return a < b ? a : b; }
+
+inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 
 // A handler that asks for a stream gets none: everything happens at once.
 template <>
