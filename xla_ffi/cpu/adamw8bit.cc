@@ -189,7 +189,9 @@ ffi::Error adamw8bit(ffi::ThreadPool pool, ffi::BufferR1<ffi::F32> numbers,
   Buffers buffers(args, rets);
   Update update(&buffers, leaves, has_parameters, narrow);
   buffers.require(numbers.element_count() == kAdamwNumbers, "`numbers` must be eight");
-  buffers.require(static_cast<int64_t>(seeds.element_count()) == 2 + 2 * leaves * is_stochastic,
+  // Halves, since `leaves` may be any number.
+  int64_t words = seeds.element_count();
+  buffers.require(words % 2 == 0 && words / 2 - 1 == (is_stochastic ? leaves : 0),
                   "`seeds` must be two numbers, and two a leaf for rounding at random");
   buffers.require(static_cast<int64_t>(is_decayed.size()) == leaves,
                   "`is_decayed` must have one of each leaf");
@@ -203,13 +205,13 @@ ffi::Error adamw8bit(ffi::ThreadPool pool, ffi::BufferR1<ffi::F32> numbers,
 
   const float* x = numbers.typed_data();
   AdamwNumbers all{x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]};
-  const uint32_t* words = seeds.typed_data();
+  const uint32_t* seed = seeds.typed_data();
   std::vector<Chunk> chunks = update.chunks();
   parallel_for(pool, chunks.size(), [&](int64_t i) {
     int64_t leaf = chunks[i].leaf;
     Seed rounding{};
-    if (is_stochastic) rounding = {words[2 + 2 * leaf], words[3 + 2 * leaf]};
-    update.run(chunks[i], all, {words[0], words[1]}, is_decayed[leaf] != 0,
+    if (is_stochastic) rounding = {seed[2 + 2 * leaf], seed[3 + 2 * leaf]};
+    update.run(chunks[i], all, {seed[0], seed[1]}, is_decayed[leaf] != 0,
                is_stochastic ? &rounding : nullptr);
   });
   return ffi::Error::Success();
