@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
+#include <initializer_list>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "xla/ffi/api/ffi.h"
@@ -22,11 +25,37 @@ inline ffi::Error invalid(const std::string& message) {
     }                                                                        \
   } while (false)
 
+// `function`, with what it throws as an error: where memory ends a vector throws, and XLA is
+// compiled without exceptions, so that one which reached it would end the process.
+template <auto function, typename Function = decltype(function)>
+struct Guarded;
+
+template <auto function, typename... Args>
+struct Guarded<function, ffi::Error (*)(Args...)> {
+  static ffi::Error run(Args... args) {
+    try {
+      return function(std::move(args)...);
+    } catch (const std::exception& error) {
+      return ffi::Error::Internal(std::string("sfpo_jax: ") + error.what());
+    }
+  }
+};
+
+// Whether `size` is the product of these, which may be any numbers at all.
+inline bool is_product(int64_t size, std::initializer_list<int64_t> factors) {
+  int64_t product = 1;
+  bool is_right = true;
+  for (int64_t factor : factors) {
+    is_right = is_right && factor >= 0 && !__builtin_mul_overflow(product, factor, &product);
+  }
+  return is_right && product == size;
+}
+
 // A handler under the name that Python registers, visible outside the library; after
 // `binding`, its traits if it has any.
 #define SFPO_DEFINE_HANDLER(name, function, ...)                                             \
   extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* name(XLA_FFI_CallFrame*); \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, function, __VA_ARGS__)
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, (::sfpo::Guarded<function>::run), __VA_ARGS__)
 
 // A flat view of one operand or result.
 template <typename T>

@@ -27,7 +27,8 @@ struct RowSpan {
 class Layout {
  public:
   // Reads the attributes; `rows` has one scale, or anything of that size, for each row of each
-  // group. What does not fit `leaves` is an error of `buffers`.
+  // group. What does not fit `leaves` is an error of `buffers`, and so are rows between pieces
+  // that none fills, or that two fill: nobody would write them, or two threads at once.
   template <typename T, typename R>
   Layout(ffi::Span<const int64_t> fields, ffi::Span<const int64_t> widths, const Views<T>& leaves,
          const Views<R>& rows, Buffers* buffers) {
@@ -38,6 +39,7 @@ class Layout {
       buffers->require(widths[i] > 0 && widths[i] % 8 == 0, "`widths` must be multiples of 8");
     }
     buffers->require(fields.size() % kPieceFields == 0, "`pieces` has a torn piece");
+    std::vector<int64_t> filled(widths.size(), 0);
     for (size_t i = 0; i + kPieceFields <= fields.size(); i += kPieceFields) {
       Piece piece{fields[i], fields[i + 1], fields[i + 2], fields[i + 3], fields[i + 4]};
       bool is_known = 0 <= piece.leaf && piece.leaf < static_cast<int64_t>(leaves.size()) &&
@@ -49,8 +51,27 @@ class Layout {
       const Group& group = groups_[piece.group];
       buffers->require(is_within(piece.row, rows_of(piece), group.rows),
                        "`pieces` reaches beyond its group");
+      buffers->require(piece.row == filled[piece.group], "`pieces` must fill rows in order");
+      filled[piece.group] = piece.row + rows_of(piece);
       pieces_.push_back(piece);
     }
+  }
+
+  // Requires each entry of each leaf to be in one piece, for the same two reasons.
+  template <typename T>
+  void require_all(const Views<T>& leaves, Buffers* buffers) const {
+    std::vector<Piece> pieces = pieces_;
+    std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
+      return a.leaf != b.leaf ? a.leaf < b.leaf : a.start < b.start;
+    });
+    std::vector<int64_t> ends(leaves.size(), 0);
+    bool is_whole = true;
+    for (const Piece& piece : pieces) {
+      is_whole = is_whole && piece.start == ends[piece.leaf];
+      ends[piece.leaf] = piece.start + piece.length;
+    }
+    for (size_t i = 0; i < leaves.size(); ++i) is_whole = is_whole && ends[i] == leaves[i].size;
+    buffers->require(is_whole, "`pieces` must have each entry of each leaf once");
   }
 
   int64_t width(int64_t group) const { return groups_[group].width; }
@@ -59,7 +80,8 @@ class Layout {
   template <typename T>
   void require_bits(const char* message, const Views<T>& bits, int64_t ranks, Buffers* buffers) {
     for (size_t i = 0; i < bits.size(); ++i) {
-      buffers->require(bits[i].size == ranks * groups_[i].rows * (groups_[i].width / 8), message);
+      const Group& group = groups_[i];
+      buffers->require(is_product(bits[i].size, {ranks, group.rows, group.width / 8}), message);
     }
   }
 

@@ -49,7 +49,9 @@ def at(step: int, taken: bool = True) -> Any:
 def twin(monkeypatch: pytest.MonkeyPatch, fn: Any, *args: Any) -> Any:
     """`fn`, compiled without the native kernel."""
     with monkeypatch.context() as patch:
-        patch.setattr(_adamw8bit, "choose", lambda native, twin, *args: twin(*args))
+        patch.setattr(
+            _adamw8bit, "choose", lambda native, twin, *args, **_: twin(*args)
+        )
         return jax.jit(lambda *args: fn(*args)).lower(*args).compile()
 
 

@@ -64,22 +64,23 @@ SFPO_INLINE float direction(float m, float root_v, const AdamwNumbers& n) {
   return root_v > 0.0f ? u : 0.0f;
 }
 
-// By what roots are multiplied to be codes.
+// By what roots are multiplied to be codes. Of what is not finite a code is the largest: NaN is
+// no integer, and which one a processor makes of it differs.
 SFPO_INLINE float inverse_of(float scale) { return scale > 0.0f ? 1.0f / scale : 0.0f; }
 
 SFPO_INLINE int32_t encode_signed(float root, float inverse) {
   // Adding 1.5 * 2^23 and taking it away rounds to the nearest integer, halves to even.
   constexpr float kRounder = 0x1.8p23f;
   float code = (root * inverse + kRounder) - kRounder;
-  code = code > 127.0f ? 127.0f : code;
-  return static_cast<int32_t>(code < -127.0f ? -127.0f : code);
+  code = code < 127.0f ? code : 127.0f;
+  return static_cast<int32_t>(code > -127.0f ? code : -127.0f);
 }
 
 SFPO_INLINE int32_t encode_unsigned(float root, float inverse, float random) {
-  int32_t code = static_cast<int32_t>(root * inverse + random);
+  float units = root * inverse + random;
+  int32_t code = static_cast<int32_t>(units < 255.0f ? units : 255.0f);
   int32_t least = root > 0.0f ? 1 : 0;
-  code = code < least ? least : code;
-  return code > 255 ? 255 : code;
+  return code < least ? least : code;
 }
 
 // p - learning_rate * (u + decay * p); without decay what is infinite stays so.

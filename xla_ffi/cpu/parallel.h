@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 
@@ -17,9 +18,10 @@ inline constexpr int64_t kEntriesPerThread = 1 << 18;
 //
 // Chunks are claimed one by one, and the caller works too: it waits only for chunks that
 // another thread has begun. A pool whose threads are all busy, or all inside loops such as
-// this one, therefore delays nothing and cannot deadlock. A body must not throw. `pool` is
-// an xla::ffi::ThreadPool, or has its `num_threads` and `Schedule`; `entries` is all there is
-// to do.
+// this one, therefore delays nothing and cannot deadlock. What a body throws on any thread, as
+// where memory ends, is thrown here once no chunk is running. `pool` is an
+// xla::ffi::ThreadPool, or has its `num_threads` and `Schedule`; `entries` is
+// all there is to do.
 template <typename Pool, typename Body>
 void parallel_for(Pool& pool, int64_t count, int64_t entries, const Body& body) {
   struct Shared {
@@ -27,13 +29,19 @@ void parallel_for(Pool& pool, int64_t count, int64_t entries, const Body& body) 
     std::mutex mutex;
     std::condition_variable done;
     int64_t finished = 0;
+    std::exception_ptr thrown;  // the last one
   };
   // Threads that start late find nothing to do, after the caller has left.
   auto shared = std::make_shared<Shared>();
   auto work = [shared, count](const Body& run) {
     int64_t mine = 0;
     for (int64_t i; (i = shared->next.fetch_add(1, std::memory_order_relaxed)) < count; ++mine) {
-      run(i);
+      try {
+        run(i);
+      } catch (...) {
+        std::lock_guard<std::mutex> lock(shared->mutex);
+        shared->thrown = std::current_exception();
+      }
     }
     if (mine == 0) return;
     std::lock_guard<std::mutex> lock(shared->mutex);
@@ -44,11 +52,16 @@ void parallel_for(Pool& pool, int64_t count, int64_t entries, const Body& body) 
   int64_t helpers = std::min<int64_t>({count, worth, pool.num_threads()}) - 1;
   // A claimed chunk is run before its claimer reports it, so `body` outlives every use.
   for (int64_t i = 0; i < helpers; ++i) {
-    pool.Schedule([work, &body] { work(body); });
+    try {
+      pool.Schedule([work, &body] { work(body); });
+    } catch (...) {
+      break;  // those that there are, and the caller, do it all
+    }
   }
   work(body);
   std::unique_lock<std::mutex> lock(shared->mutex);
   shared->done.wait(lock, [&] { return shared->finished == count; });
+  if (shared->thrown != nullptr) std::rethrow_exception(shared->thrown);
 }
 
 }  // namespace sfpo

@@ -159,7 +159,9 @@ ffi::Error adamw8bit(ffi::BufferR1<ffi::F32> numbers, ffi::BufferR1<ffi::U32> se
   op.is_decayed = is_decayed;
   op.take(&buffers, leaves);
   buffers.require(numbers.element_count() == kAdamwNumbers, "`numbers` must be eight");
-  buffers.require(static_cast<int64_t>(seeds.element_count()) == 2 + 2 * leaves * is_stochastic,
+  // Halves, since `leaves` may be any number.
+  int64_t words = seeds.element_count();
+  buffers.require(words % 2 == 0 && words / 2 - 1 == (is_stochastic ? leaves : 0),
                   "`seeds` must be two numbers, and two a leaf for rounding at random");
   buffers.require(static_cast<int64_t>(is_decayed.size()) == leaves,
                   "`is_decayed` must have one of each leaf");

@@ -62,6 +62,10 @@ ffi::Error magnitude_threshold(ffi::BufferR1<ffi::U32> count, ffi::RemainingArgs
     buffers.require(is_single || (is_half && !has_addend), "`x` has a wrong dtype");
     bool is_cut = rows[i] > 0 ? x[i].size % rows[i] == 0 : rows[i] == 0 && x[i].size == 0;
     buffers.require(is_cut, "`rows` must divide the arrays");
+    // Any number divides an array without entries.
+    bool is_counted = rows[i] <= static_cast<int64_t>(count.element_count()) - total;
+    buffers.require(is_counted, "`count` and the results must have one number a row");
+    SFPO_RETURN_IF_ERROR(buffers.error());
     int64_t width = x[i].size / std::max<int64_t>(rows[i], 1);
     buffers.require(width <= int64_t{0xffffffff}, "a row has 2^32 entries or more");
     total += rows[i];

@@ -61,6 +61,7 @@ ffi::Error onebit_update(ffi::BufferR1<ffi::F32> factors, ffi::RemainingArgs arg
   buffers.require_sizes("momentum", momentum, out);
   Layout layout(pieces, widths, out, scales, &buffers);
   SFPO_RETURN_IF_ERROR(buffers.error());
+  layout.require_all(out, &buffers);
   layout.require_bits("`signs` must have a bit for each entry", signs, 1, &buffers);
   SFPO_RETURN_IF_ERROR(buffers.error());
   return run(executor, {factors.typed_data(), is_decayed, signs, scales, variance, parameters, out,

@@ -42,6 +42,7 @@ ffi::Error sign_decode(ffi::RemainingArgs args, ffi::RemainingRets rets, bool ha
   buffers.require_sizes("variance", variance, values);
   Layout layout(pieces, widths, values, scales, &buffers);
   SFPO_RETURN_IF_ERROR(buffers.error());
+  layout.require_all(values, &buffers);
   layout.require_bits("`signs` must have a bit for each entry", signs, 1, &buffers);
   SFPO_RETURN_IF_ERROR(buffers.error());
   return run(executor, {signs, scales, variance, values, layout});

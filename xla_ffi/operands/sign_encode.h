@@ -58,6 +58,7 @@ ffi::Error sign_encode(ffi::BufferR0<ffi::F32> b1, ffi::RemainingArgs args,
   buffers.require_sizes("new error", new_error, x);
   Layout layout(pieces, widths, x, scales, &buffers);
   SFPO_RETURN_IF_ERROR(buffers.error());
+  layout.require_all(x, &buffers);
   layout.require_bits("`signs` must have a bit for each entry", signs, 1, &buffers);
   layout.require_bits("`live` must have a bit for each entry", live, 1, &buffers);
   SFPO_RETURN_IF_ERROR(buffers.error());

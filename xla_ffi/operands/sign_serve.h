@@ -54,13 +54,15 @@ ffi::Error sign_serve(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t 
   buffers.require_sizes("new error", new_error, error);
   Layout layout({}, widths, error, new_scales, &buffers);
   SFPO_RETURN_IF_ERROR(buffers.error());
+  SFPO_RETURN_IF_ERROR(buffers.error());
   layout.require_bits("`live` must have a bit for each entry", live, 1, &buffers);
   layout.require_bits("`signs` must have a bit for each entry of each rank", signs, ranks,
                       &buffers);
   for (int64_t group = 0; group < groups; ++group) {
     int64_t rows = new_scales[group].size;
-    buffers.require(scales[group].size == ranks * rows, "`scales` must have one a row and rank");
-    buffers.require(!has_error || error[group].size == rows * widths[group],
+    buffers.require(is_product(scales[group].size, {ranks, rows}),
+                    "`scales` must have one a row and rank");
+    buffers.require(!has_error || is_product(error[group].size, {rows, widths[group]}),
                     "`error` must have the size of its rows");
   }
   SFPO_RETURN_IF_ERROR(buffers.error());

@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -69,11 +70,45 @@ void require(bool condition, const char* what) {
 }
 
 // Every chunk runs once, and all that they wrote is seen after the loop.
-void check_sum(Pool& pool, int64_t count) {
+template <typename AnyPool>
+void check_sum(AnyPool& pool, int64_t count) {
   std::vector<int64_t> written(count, 0);
   parallel_for(pool, count, 1 << 30, [&](int64_t i) { written[i] += i + 1; });
   for (int64_t i = 0; i < count; ++i) require(written[i] == i + 1, "a chunk ran another time");
 }
+
+// What a chunk throws comes out of the loop, when every other one has run.
+void check_throw(Pool& pool, int64_t count) {
+  std::vector<int64_t> written(count, 0);
+  bool is_thrown = false;
+  try {
+    parallel_for(pool, count, 1 << 30, [&](int64_t i) {
+      if (i % 3 == 0) throw std::bad_alloc();
+      ++written[i];
+    });
+  } catch (const std::bad_alloc&) {
+    is_thrown = true;
+  }
+  require(is_thrown, "an exception is lost");
+  for (int64_t i = 0; i < count; ++i) require(written[i] == (i % 3 != 0), "a chunk is lost");
+}
+
+// A pool that has no memory for another task.
+class FullPool {
+ public:
+  explicit FullPool(Pool& pool) : pool_(pool) {}
+  int64_t num_threads() const { return 4; }
+
+  template <typename F>
+  void Schedule(F&& task) {
+    if (++tasks_ == 2) throw std::bad_alloc();
+    pool_.Schedule(std::forward<F>(task));
+  }
+
+ private:
+  Pool& pool_;
+  int tasks_ = 0;
+};
 
 }  // namespace
 }  // namespace sfpo
@@ -87,6 +122,14 @@ int main() {
       sfpo::check_sum(none, count);
       sfpo::check_sum(one, count);
     }
+  }
+  for (int round = 0; round < 200; ++round) {
+    for (int64_t count : {1, 2, 40}) {
+      sfpo::check_throw(pool, count);
+      sfpo::check_throw(none, count);
+    }
+    sfpo::FullPool full(pool);
+    sfpo::check_sum(full, 40);
   }
   // Loops inside loops, more of them than threads: nobody waits for a task in the queue.
   for (int round = 0; round < 100; ++round) {
