@@ -223,7 +223,11 @@ def _adam(
     b1, b2, _ = numbers
     for dtype, places in together.items():
         corrected = _corrected(numbers, count, dtype)
-        g, m, v = ([x[i] for i in places] for x in (grads, mu, nu))
+        g, m, v = (
+            [grads[i] for i in places],
+            [mu[i] for i in places],
+            [nu[i] for i in places],
+        )
         if target is None:
             scalars = AdamwNumbers(b1, b2, *corrected)
             result = adamw8bit_directions(g, m, v, scalars, seed, taken)
