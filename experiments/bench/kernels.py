@@ -14,7 +14,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +22,15 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from experiments.bench.contender import Contender, copy_in_threads
+from experiments.bench.contender import Contender, Run, copy_in_threads
 from experiments.bench.kernel_cases import CASES
+from experiments.bench.step_case import step_runs
 from sfpo_jax.kernels import load_libraries
 from sfpo_jax.training import ConfigError, exit_on_config_error, load_config
 
 PROGRAM = "python -m experiments.bench.kernels"
+# Among the kernels' names: a whole training step.
+_STEP = "step"
 # A contender that is much slower than the others is not repeated for minutes.
 _PATIENCE_SECONDS = 20.0
 
@@ -53,15 +56,15 @@ class Options:
             raise ConfigError(
                 f"`millions` must be whole numbers by commas, got {self.millions!r}"
             )
-        if unknown := set(self.chosen()) - set(CASES):
+        if unknown := set(self.chosen()) - {*CASES, _STEP}:
             raise ConfigError(
-                f"`kernels` must be all or of {', '.join(CASES)}, got "
+                f"`kernels` must be all or of {', '.join([*CASES, _STEP])}, got "
                 f"{', '.join(sorted(unknown))}"
             )
 
     def chosen(self) -> list[str]:
         """The kernels' names."""
-        return list(CASES) if self.kernels == "all" else self.kernels.split(",")
+        return [*CASES, _STEP] if self.kernels == "all" else self.kernels.split(",")
 
     def sizes(self) -> list[int]:
         """Millions of entries."""
@@ -78,19 +81,25 @@ class Timing(NamedTuple):
 
 def time_all(contenders: Sequence[Contender], size: int, repeats: int) -> list[Timing]:
     """Medians of interleaved runs, the first of each, which compiles, left out."""
-    runs: list[tuple[str, Callable[[], None], list[float]]] = []
+    runs: dict[str, Run] = {}
     for contender in contenders:
         if size <= contender.limit and (run := contender.prepare(size)) is not None:
             run()
-            runs.append((contender.name, run, []))
+            runs[contender.name] = run
+    return interleaved(runs, repeats)
+
+
+def interleaved(runs: Mapping[str, Run], repeats: int) -> list[Timing]:
+    """Medians over turns in which each is run once."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
-        for _, run, seconds in runs:
-            if sum(seconds) > _PATIENCE_SECONDS:
+        for name, run in runs.items():
+            if sum(seconds[name]) > _PATIENCE_SECONDS:
                 continue
             began = time.perf_counter()
             run()
-            seconds.append(time.perf_counter() - began)
-    return [Timing(name, float(np.median(s)), len(s)) for name, _, s in runs]
+            seconds[name].append(time.perf_counter() - began)
+    return [Timing(name, float(np.median(s)), len(s)) for name, s in seconds.items()]
 
 
 def measure(options: Options, console: Console) -> list[dict[str, Any]]:
@@ -98,7 +107,7 @@ def measure(options: Options, console: Console) -> list[dict[str, Any]]:
     rows = []
     copy = Contender("copy", copy_in_threads)
     for million in options.sizes():
-        for kernel in options.chosen():
+        for kernel in (name for name in options.chosen() if name != _STEP):
             contenders = [copy, *CASES[kernel]]
             timings = time_all(contenders, million * 10**6, options.repeats)
             row = {"kernel": kernel, "millions": million}
@@ -135,7 +144,25 @@ def markdown(result: dict[str, Any]) -> str:
         for name, found in cells.items():
             values = [found.get(size, "-") for size in sizes]
             lines.append(f"| {name} | " + " | ".join(values) + " |")
+    lines += _step_table(result.get("steps", []))
     return "\n".join(lines) + "\n"
+
+
+def _step_table(steps: Sequence[dict[str, Any]]) -> list[str]:
+    """What each step takes, and how much of it is not forward and backward."""
+    if not steps:
+        return []
+    lines = [
+        "",
+        "| step of the default `vit_l` | time | without SGD's |",
+        "|---|---:|---:|",
+    ]
+    least = steps[0]["seconds"]
+    for timing in steps:
+        cells = [1e3 * timing["seconds"], 1e3 * (timing["seconds"] - least)]
+        lines.append(f"| {timing['name']} | {cells[0]:.1f} ms | {cells[1]:.1f} ms |")
+    note = "Eight simulated devices; SGD's step is forward and backward, near enough."
+    return [*lines, "", note]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -165,6 +192,10 @@ def main(argv: Sequence[str]) -> int:
         "repeats": options.repeats,
         "rows": measure(options, console),
     }
+    if _STEP in options.chosen():
+        # Twice the turns: one in sixteen of SFPO's steps is a dense one.
+        timings = interleaved(step_runs(), 2 * options.repeats)
+        result["steps"] = [timing._asdict() for timing in timings]
     out = Path(options.out)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
