@@ -185,7 +185,12 @@ class OnebitAdam:
 
         def warmup(carry: Carry) -> Carry:
             with jax.named_scope(WARMUP_SCOPE):
-                found, new = self._warmup(chosen, carry[1])
+                held = carry[1]
+                if self.is_packed and _axes(held) != _axes(state):
+                    # The first moment that lies there is alike on all ranks, which the
+                    # checks would no longer see.
+                    held = held._replace(worker_error=state.worker_error)
+                found, new = self._warmup(chosen, held)
                 found = found if target is None else target.moved(found)
                 return found, self._with_own_errors(new)
 
@@ -357,3 +362,8 @@ class OnebitAdam:
 
 def _load(dtype: Any, nodes: Any) -> Arrays:
     return [load(node, dtype) for node in nodes]
+
+
+def _axes(state: ScaleByOnebitAdamState) -> list[frozenset[str]]:
+    """Axes that each array of the worker error is held to vary over."""
+    return [varying_axes(x) for x in jax.tree.leaves(state.worker_error)]

@@ -98,7 +98,8 @@ def test_rows_of_nothing_that_overflow(rows: list[int]) -> None:
         "rows": np.array([*rows, 1], np.int64),
     }
     match = "one number a row|must divide"
-    refused("sfpo_magnitude_threshold", operands, [one, one], attributes, match)
+    results = [one, one, np.zeros(0, np.uint32)]
+    refused("sfpo_magnitude_threshold", operands, results, attributes, match)
 
 
 @pytest.mark.parametrize("leaves", [*HUGE, -1, 0])
