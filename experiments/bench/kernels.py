@@ -121,10 +121,10 @@ def measure(options: Options, console: Console) -> list[dict[str, Any]]:
 def markdown(result: dict[str, Any]) -> str:
     """A table of each kernel: contenders down, sizes across."""
     lines = [
-        f"{result['cores']} CPU cores; medians of up to {result['repeats']} "
-        "interleaved runs, in milliseconds, and in",
-        "copies: times that of copying as many float32 entries into a warm "
-        "destination with all cores.",
+        f"{result['cores']} CPU cores, shared; medians of up to {result['repeats']} "
+        "interleaved runs, and in brackets as",
+        "many times that of copying as many float32 entries into a warm destination "
+        "with all cores.",
     ]
     sizes = sorted({row["millions"] for row in result["rows"]})
     for kernel in dict.fromkeys(row["kernel"] for row in result["rows"]):
@@ -137,7 +137,7 @@ def markdown(result: dict[str, Any]) -> str:
                 continue
             copy = row["timings"][0]["seconds"]
             for timing in row["timings"]:
-                text = f"{1e3 * timing['seconds']:.3g} ms"
+                text = _spoken(timing["seconds"])
                 if timing["name"] != "copy":
                     text += f" ({timing['seconds'] / copy:.3g})"
                 cells.setdefault(timing["name"], {})[row["millions"]] = text
@@ -146,6 +146,10 @@ def markdown(result: dict[str, Any]) -> str:
             lines.append(f"| {name} | " + " | ".join(values) + " |")
     lines += _step_table(result.get("steps", []))
     return "\n".join(lines) + "\n"
+
+
+def _spoken(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def _step_table(steps: Sequence[dict[str, Any]]) -> list[str]:
