@@ -22,12 +22,22 @@ ROOMS = [
 ]
 
 
+# An editable installation has a finder of its own, which is asked before the path.
+_LINT = """
+import sys
+sys.meta_path[:] = [x for x in sys.meta_path if "ScikitBuild" not in type(x).__name__]
+from importlinter.cli import lint_imports_command
+lint_imports_command()
+"""
+
+
 def lint(folder: Path) -> subprocess.CompletedProcess[str]:
     """Checks the packages in `folder` against the contracts of the project."""
-    program = Path(sys.executable).with_name("lint-imports")
-    assert program.exists(), "import-linter is missing: pip install -e '.[test]'"
     return subprocess.run(
-        [program, "--no-cache", "--config", ROOT / "pyproject.toml"],
+        [
+            *(sys.executable, "-c", _LINT),
+            *("--no-cache", "--config", str(ROOT / "pyproject.toml")),
+        ],
         cwd=folder,
         # The packages of `folder` come before those of an installed checkout.
         env=os.environ | {"PYTHONPATH": str(folder)},
