@@ -3,7 +3,7 @@ r"""AdamW whose moments take one byte an entry, or less.
 Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization",
 https://arxiv.org/abs/1711.05101, with the states of Dettmers et al. 2022, "8-bit
 Optimizers via Block-wise Quantization", https://arxiv.org/abs/2110.02861; see
-`_quantized` and `_factored` for how they are kept.
+`kernels._quantized` and `_factored` for how they are kept.
 """
 
 from collections.abc import Callable, Sequence
@@ -156,14 +156,13 @@ def adamw8bit(
                 "`tx.update(grads, state, params)`."
             )
         chosen, target = select(updates), target_of(updates, params, state)
-        found, new = step(chosen, state, None)
-        taken = new.count != state.count
+        found, new, taken = step(chosen, state, None)
         steps = [jnp.where(taken, x, 0) for x in target.steps(found)]
         return chosen.replace(steps), new
 
     def apply_fn(updates: Any, state: Any, params: Any) -> tuple[Any, Adamw8bitState]:
         chosen, target = select(updates), target_of(updates, params, state)
-        moved, new = step(chosen, state, target)
+        moved, new, _ = step(chosen, state, target)
         leaves = chosen.treedef.flatten_up_to(params)
         return chosen._replace(leaves=leaves).replace(moved), new
 
@@ -173,7 +172,7 @@ def adamw8bit(
 
     def step(
         chosen: Selection, state: Any, target: Target | None
-    ) -> tuple[list[jax.Array], Adamw8bitState]:
+    ) -> tuple[list[jax.Array], Adamw8bitState, jax.Array]:
         taken = all_finite(chosen.chosen(), None)
         count = increment(state.count)
         values, mu, nu = _adam(
@@ -186,11 +185,12 @@ def adamw8bit(
             taken,
             target,
         )
-        return values, Adamw8bitState(
+        new = Adamw8bitState(
             count=jnp.where(taken, count, state.count),
             mu=chosen.state(mu),
             nu=chosen.state(nu),
         )
+        return values, new, taken
 
     return InPlaceTransformation(init_fn, update_fn, apply_fn)
 
