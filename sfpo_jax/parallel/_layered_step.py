@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from sfpo_jax._validate import check_at_least, check_range
+from sfpo_jax._validate import check_at_least
+from sfpo_jax.parallel._clipping import check_max_norm, clip_scale
 from sfpo_jax.parallel._layered_model import LayeredModel, depth_of
 from sfpo_jax.parallel._layered_pass import (
     Backward,
@@ -34,7 +35,7 @@ from sfpo_jax.parallel._step import Step, TrainState, average, next_step
 from sfpo_jax.parallel._unit_update import (
     Applied,
     UnitUpdate,
-    square_of,
+    wide,
     wide_shapes,
 )
 from sfpo_jax.transforms import make_rounding
@@ -72,8 +73,15 @@ class LayeredTrainStep(Step):
         shard_axes: Axes,
         weight_prefetch: int,
         reduces: Axes | None,
+        operator_specs: Any,
     ) -> None:
-        super().__init__(mesh, has_key=has_key, microbatches=microbatches)
+        super().__init__(
+            mesh,
+            has_key=has_key,
+            microbatches=microbatches,
+            operator_specs=operator_specs,
+        )
+        self._operator_specs = operator_specs
         self._model = model
         self._tx = optax.with_extra_args_support(tx)
         self._recompute = recompute
@@ -98,7 +106,8 @@ class LayeredTrainStep(Step):
             raise ValueError("`model_state` is not used: a layered step carries none.")
         self._model.check(params)
         for stack in self._model.by_name(params["layers"]).values():
-            check_unmixed(self._tx, wide_shapes(stack, leading=1), self.mesh)
+            layer = wide_shapes(stack, leading=1)
+            check_unmixed(self._tx, layer, self.mesh, "layer by layer")
         self._plan(params)
         make_opt = self._on_ranks(
             self._local_opt_state, params, self._param_specs(), self._opt_specs
@@ -124,8 +133,15 @@ class LayeredTrainStep(Step):
             make_layout, kind=self._shard, axes=self._shard_axes, mesh=self.mesh
         )
         stacks = self._model.by_name(params["layers"])
-        self._outer = layout(params["outer"])
-        self._layers = {n: layout(s, leading=1) for n, s in stacks.items()}
+        outer, specs = None, dict.fromkeys(stacks)
+        if self._operator_specs is not None:
+            outer = self._operator_specs["outer"]
+            specs = self._model.by_name(self._operator_specs["layers"])
+        self._outer = layout(params["outer"], operator_specs=outer)
+        self._layers = {
+            name: layout(stack, operator_specs=specs[name], leading=1)
+            for name, stack in stacks.items()
+        }
         self._depths = {name: depth_of(stack) for name, stack in stacks.items()}
         if self._reduces is None:
             layer = wide_shapes(next(iter(stacks.values())), leading=1)
@@ -194,14 +210,13 @@ class LayeredTrainStep(Step):
         verdict = norm = None
         if self._max_norm is not None or self._skip_nonfinite:
             norm = jnp.sqrt(unit.rank_mean(self._square(state.params, back)))
-            finite, scale = jnp.isfinite(norm), None
+            scale = None
             if self._max_norm is not None:
-                limit = jnp.asarray(self._max_norm, norm.dtype)
-                scale = jnp.where(finite & (norm > limit), limit / norm, 1)
-            verdict = finite, scale
+                scale = clip_scale(norm, self._max_norm)
+            verdict = jnp.isfinite(norm), scale
         params, opt_state, square, taken = self._update(unit, state, back, verdict)
         skipped = state.skipped + (~taken).astype(jnp.int32)
-        metrics = average({**aux, "loss": loss}, self.batch_axes)
+        metrics = average({**aux, "loss": loss}, (*self.batch_axes, *self.op_axes))
         metrics["grad_norm"] = jnp.sqrt(square) if norm is None else norm
         metrics["skipped"] = skipped
         new = state._replace(
@@ -219,12 +234,12 @@ class LayeredTrainStep(Step):
         def visit(name: str) -> Any:
             def use(index: jax.Array, grads: Any, square: jax.Array) -> jax.Array:
                 del index
-                return square + square_of(grads).astype(square.dtype)
+                return square + square_of(self._layers[name], grads, square.dtype)
 
             return lambda carry: stacks[name], use
 
         d_outer, square = back.run(visit, _zero(params))
-        return square + square_of(d_outer).astype(square.dtype)
+        return square + square_of(self._outer, d_outer, square.dtype)
 
     def _update(
         self,
@@ -308,13 +323,14 @@ def make_layered_train_step(
     shard_axes: Axes = ("data",),
     weight_prefetch: int = 1,
     reduces: Axes | None = None,
+    operator_specs: Any = None,
 ) -> LayeredTrainStep:
     r"""A training step that never holds more than one layer's gradient.
 
-    Like `make_train_step`, over the `node` and `data` axes of a mesh, for a model whose
-    layers stack. `tx` is initialised for `outer` and for each layer on its own, and
-    applied the moment their gradients exist. So it must not mix layers: clip with
-    `max_norm`, not in the chain.
+    Like `make_train_step`, over the axes of a mesh, for a model whose layers stack.
+    `tx` is initialised for `outer` and for each layer on its own, and applied the
+    moment their gradients exist. So it must not mix layers: clip with `max_norm`, not
+    in the chain.
 
     Args:
       model: the model's three functions.
@@ -343,6 +359,8 @@ def make_layered_train_step(
       shard_axes: mesh axes that shards lie along.
       weight_prefetch: layers whose weights are gathered ahead, with shard="weights".
       reduces: the axes `tx` reduces over, where tracing cannot find out.
+      operator_specs: {"outer": tree, "layers": tree of one layer, or a dict of them}
+        of PartitionSpecs over the axis "op", as in `make_train_step`.
 
     Returns:
       The step: ``state = step.init(params, key)``, ``state, metrics = step(state,
@@ -372,10 +390,7 @@ def make_layered_train_step(
     """
     check_at_least("microbatches", microbatches, 1, "parts of a rank's batch")
     check_at_least("weight_prefetch", weight_prefetch, 0, "layers gathered ahead")
-    if max_norm is not None:
-        check_range(
-            "max_norm", max_norm, 0.0, float("inf"), "a gradient norm", open_low=True
-        )
+    check_max_norm(max_norm)
     if isinstance(recompute, str) and recompute not in ("full", "none"):
         raise ValueError(
             f'`recompute` must be "full", "none" or a sequence of names, got '
@@ -396,12 +411,18 @@ def make_layered_train_step(
         shard_axes=tuple(shard_axes),
         weight_prefetch=weight_prefetch,
         reduces=reduces,
+        operator_specs=operator_specs,
     )
 
 
 def _starts(depths: Iterable[int]) -> list[int]:
     """Numbers of the first layers, 1 that of all; 0 is outside the layers."""
     return [1 + n for n in itertools.accumulate(depths, initial=0)][:-1]
+
+
+def square_of(layout: Layout, grads: Any, dtype: Any) -> jax.Array:
+    """The squared norm of one rank's gradients, as differentiation gives them."""
+    return layout.split.square(layout.split.reduce(wide(grads))).astype(dtype)
 
 
 def _zero(params: Any) -> jax.Array:

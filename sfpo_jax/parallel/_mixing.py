@@ -16,7 +16,7 @@ _LONGEST = 4
 
 
 def check_unmixed(
-    tx: optax.GradientTransformationExtraArgs, params: Any, mesh: Mesh
+    tx: optax.GradientTransformationExtraArgs, params: Any, mesh: Mesh, how: str
 ) -> None:
     """Refuses a transformation in which one leaf's gradient moves another's update.
 
@@ -28,6 +28,7 @@ def check_unmixed(
       tx: any Optax transformation.
       params: arrays or ShapeDtypeStructs.
       mesh: the mesh whose axes `tx` may name.
+      how: `tx` would run, for the message.
 
     Raises:
       ValueError: the updates of other leaves changed.
@@ -60,10 +61,10 @@ def check_unmixed(
         if not np.allclose(a, b, rtol=1e-3, atol=0):
             first, other = (jax.tree_util.keystr(p) for p in (paths[0], path))
             raise ValueError(
-                f"`tx` cannot run layer by layer: the update of {other} changes with "
-                f"the gradient of {first}, so what it does depends on which leaves it "
-                "sees together. Clip with `max_norm=` in place of a transformation of "
-                "the global norm, or use `make_train_step`."
+                f"`tx` cannot run {how}: the update of {other} changes with the "
+                f"gradient of {first}, so what it does depends on which leaves it sees "
+                "together. Clip with `max_norm=` in place of a transformation of the "
+                "global norm."
             )
 
 

@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from sfpo_jax.collectives import axis_mean, widen
+from sfpo_jax.parallel._operator_split import UNSPLIT, OperatorSplit, make_split
 from sfpo_jax.transforms import is_per_rank
 
 Axes = tuple[str, ...]
@@ -41,19 +42,28 @@ def shard_axis(shape: Sequence[int], ranks: int) -> int:
 
 
 class Layout(NamedTuple):
-    """How the leaves of one tree of parameters lie over the shard axes.
+    """How the leaves of one tree of parameters lie over the mesh.
+
+    The operator axis is split first: shards are cut from one rank's part.
 
     Attributes:
       kind: what is sharded.
       axes: mesh axes that shards lie along; () with "none".
       ranks: devices along them.
       cuts: a tree of ints, the axis of each leaf that is cut, -1 for none.
+      split: how they lie over the operator axis.
     """
 
     kind: Kind
     axes: Axes
     ranks: int
     cuts: Any
+    split: OperatorSplit = UNSPLIT
+
+    @property
+    def holders(self) -> Axes:
+        """Axes along which devices keep states of different parameters."""
+        return (*self.split.axes, *self.axes)
 
     def full(self, params: Any) -> Any:
         """Whole weights from what this device keeps; inside `shard_map`."""
@@ -83,7 +93,7 @@ class Layout(NamedTuple):
         """The mean gradient of what this device updates.
 
         Args:
-          grads: whole gradients of this rank's batch.
+          grads: gradients of this rank's batch, from `split.reduce`.
           dense: axes to average over besides the shard axes.
         """
         leaves, treedef = jax.tree.flatten(grads)
@@ -105,16 +115,20 @@ class Layout(NamedTuple):
         return treedef.unflatten(leaves)
 
     def lead(self, state: Any) -> Any:
-        """Puts an axis of the shards in front of every array of a device's state."""
-        return jax.tree.map(lambda x: x[None], state) if self.axes else state
+        """Puts an axis of the holders in front of every array of a device's state."""
+        return jax.tree.map(lambda x: x[None], state) if self.holders else state
 
     def unlead(self, state: Any) -> Any:
         """The inverse of `lead`."""
-        return jax.tree.map(lambda x: x[0], state) if self.axes else state
+        return jax.tree.map(lambda x: x[0], state) if self.holders else state
 
     def param_specs(self, leading: int = 0) -> Any:
         """PartitionSpecs of the parameters, behind `leading` axes of a stack."""
-        return jax.tree.map(lambda cut: self._spec(cut, leading), self.cuts)
+        cuts, treedef = jax.tree.flatten(self.cuts)
+        own = self.split.cuts if self.split.axes else (-1,) * len(cuts)
+        return treedef.unflatten(
+            [self._spec(*both, leading) for both in zip(cuts, own, strict=True)]
+        )
 
     def state_specs(self, state: Any, reduces: Axes, leading: int = 0) -> Any:
         """PartitionSpecs of a state that `lead` returned.
@@ -124,7 +138,7 @@ class Layout(NamedTuple):
           reduces: the axes the transformation reduces over.
           leading: axes of a stack in front.
         """
-        shards = (self.axes,) if self.axes else ()
+        shards = (self.holders,) if self.holders else ()
 
         def spec(node: Any) -> Any:
             own = (reduces,) if is_per_rank(node) and reduces else ()
@@ -133,10 +147,15 @@ class Layout(NamedTuple):
 
         return jax.tree.map(spec, state, is_leaf=is_per_rank)
 
-    def _spec(self, cut: int, leading: int) -> PartitionSpec:
-        if cut < 0 or self.kind != "weights":
-            return PartitionSpec()
-        return PartitionSpec(*[None] * (leading + cut), self.axes)
+    def _spec(self, cut: int, own: int, leading: int) -> PartitionSpec:
+        if self.kind != "weights":
+            cut = -1
+        names: list[Any] = [None] * (max(cut, own) + 1)
+        if own >= 0:
+            names[own] = self.split.axes
+        if cut >= 0:
+            names[cut] = (*self.split.axes, *self.axes) if cut == own else self.axes
+        return PartitionSpec(*[None] * leading, *names) if names else PartitionSpec()
 
     def _gather(self, shards: Any) -> Any:
         def gather(cut: int, x: jax.Array) -> jax.Array:
@@ -161,7 +180,12 @@ def check_shard(kind: str, axes: Axes, mesh: Mesh) -> None:
 
 
 def make_layout(
-    params: Any, kind: Kind, axes: Axes, mesh: Mesh, leading: int = 0
+    params: Any,
+    kind: Kind,
+    axes: Axes,
+    mesh: Mesh,
+    operator_specs: Any = None,
+    leading: int = 0,
 ) -> Layout:
     """The layout of a tree of whole parameters, behind `leading` axes of a stack.
 
@@ -170,15 +194,24 @@ def make_layout(
       kind: what is sharded.
       axes: mesh axes that shards lie along.
       mesh: the mesh that has them.
+      operator_specs: a tree of PartitionSpecs over the operator axis, without the axes
+        of the stack, or None.
       leading: axes of a stack in front.
+
+    Raises:
+      ValueError: specs that do not fit the parameters.
     """
     if kind == "none":
         axes = ()
     ranks = math.prod(mesh.shape[axis] for axis in axes)
-    cuts = jax.tree.map(
-        lambda x: shard_axis(x.shape[leading:], ranks) if _is_float(x) else -1, params
+    one = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape[leading:], x.dtype), params
     )
-    return Layout(kind, axes, ranks, cuts)
+    split = make_split(one, operator_specs, mesh)
+    cuts = jax.tree.map(
+        lambda x: shard_axis(x.shape, ranks) if _is_float(x) else -1, split.shapes(one)
+    )
+    return Layout(kind, axes, ranks, cuts, split)
 
 
 def _is_float(x: Any) -> bool:

@@ -12,6 +12,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sfpo_jax.collectives import Transfer, axis_mean, transfers, wire_bytes
+from sfpo_jax.parallel._operator_split import AXIS
 from sfpo_jax.transforms import COMPRESSED_SCOPE, WARMUP_SCOPE
 
 _PHASES = {"warmup": WARMUP_SCOPE, "compressed": COMPRESSED_SCOPE}
@@ -21,7 +22,7 @@ Axes = tuple[str, ...]
 class TrainState(NamedTuple):
     """All that a step reads and writes; donated to it."""
 
-    params: Any  # replicated, or sharded where the step says so
+    params: Any  # replicated, or cut where the step says so
     opt_state: Any  # residuals one to a rank; the rest as the parameters
     step: jax.Array  # int32[], steps taken, skipped ones included
     model_state: Any  # e.g. batch statistics, replicated; None without
@@ -30,18 +31,23 @@ class TrainState(NamedTuple):
 
 
 class Step(abc.ABC):
-    """A training step over the `node` and `data` axes of a mesh, compiled once.
+    """A training step over the axes of a mesh, compiled once.
 
     A kind of step says how its state is made and sharded, and what one rank does; this
     class places, donates, lowers and counts.
     """
 
     mesh: Mesh
-    batch_axes: Axes
+    batch_axes: Axes  # the batch is split over them
+    op_axes: Axes  # ("op",) where operators are split, else ()
 
-    def __init__(self, mesh: Mesh, *, has_key: bool, microbatches: int) -> None:
+    def __init__(
+        self, mesh: Mesh, *, has_key: bool, microbatches: int, operator_specs: Any
+    ) -> None:
         self.mesh = mesh
-        self.batch_axes = tuple(name for name in mesh.axis_names if name != "op")
+        self.batch_axes = tuple(name for name in mesh.axis_names if name != AXIS)
+        is_split = operator_specs is not None and mesh.shape.get(AXIS, 1) > 1
+        self.op_axes = (AXIS,) if is_split else ()
         self._has_key = has_key
         self._microbatches = microbatches
         self._ranks = math.prod(mesh.shape[name] for name in self.batch_axes)
@@ -244,11 +250,18 @@ class Step(abc.ABC):
         if state.key is None:
             return None
         key = jax.random.fold_in(state.key, state.step)
-        return jax.random.fold_in(key, lax.axis_index(self.batch_axes))
+        # Ranks that share a sample have tokens of their own to drop.
+        axes = (*self.batch_axes, *self.op_axes)
+        return jax.random.fold_in(key, lax.axis_index(axes))
 
     def _wide(self, axes: Axes) -> Axes:
         """Those of `axes` that have more than one rank."""
         return tuple(axis for axis in axes if self.mesh.shape[axis] > 1)
+
+
+def rank_mean(x: jax.Array, axes: Axes, ranks: int) -> jax.Array:
+    """The mean of a scalar over the ranks along some axes."""
+    return lax.psum(x, axes) / ranks if axes else x
 
 
 def next_step(step: jax.Array) -> jax.Array:

@@ -1,9 +1,10 @@
-"""The data-parallel training step: one program, state sharded and donated.
+"""The training step for any model: one program, state sharded and donated.
 
 The data's way through a step: the batch is split over the mesh; each rank computes
-gradients of its own part; axes the transformation does not reduce over are averaged
-exactly; the transformation does the rest. Nothing is reduced twice, and nothing dense
-that was to be compressed.
+gradients of its own part; where operators are split, parameters that all ranks of the
+operator axis hold get the mean of theirs; axes the transformation does not reduce over
+are averaged exactly; the transformation does the rest. Nothing is reduced twice, and
+nothing dense that was to be compressed.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,9 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from sfpo_jax._validate import check_at_least
+from sfpo_jax.parallel._clipping import check_max_norm, clip_scale, scaled
 from sfpo_jax.parallel._loss import LossFn, loss_and_grads
+from sfpo_jax.parallel._mixing import check_unmixed
 from sfpo_jax.parallel._reduction import reduced_beside
 from sfpo_jax.parallel._sharding import (
     Axes,
@@ -31,8 +34,9 @@ from sfpo_jax.parallel._step import (
     check_given,
     choose,
     next_step,
+    rank_mean,
 )
-from sfpo_jax.transforms import apply_gradients, global_norm
+from sfpo_jax.transforms import apply_gradients
 
 
 class TrainStep(Step):
@@ -47,12 +51,21 @@ class TrainStep(Step):
         has_key: bool,
         has_model_state: bool,
         microbatches: int,
+        max_norm: float | None,
         skip_nonfinite: bool,
         shard: Kind,
         shard_axes: Axes,
         reduces: Axes | None,
+        operator_specs: Any,
     ) -> None:
-        super().__init__(mesh, has_key=has_key, microbatches=microbatches)
+        super().__init__(
+            mesh,
+            has_key=has_key,
+            microbatches=microbatches,
+            operator_specs=operator_specs,
+        )
+        self._operator_specs = operator_specs
+        self._max_norm = max_norm
         self._tx = optax.with_extra_args_support(tx)
         self._loss_fn = loss_fn
         self._has_model_state = has_model_state
@@ -66,6 +79,8 @@ class TrainStep(Step):
         self, params: Any, key: Any, model_state: Any
     ) -> tuple[Callable[..., TrainState], TrainState]:
         check_given("model_state", model_state, self._has_model_state)
+        if self.op_axes:
+            check_unmixed(self._tx, params, self.mesh, "with operators split")
         self._plan(params)
         layout = self._placed()
 
@@ -90,7 +105,9 @@ class TrainStep(Step):
 
     def _plan(self, params: Any) -> None:
         """Finds out how `params`, whole, lie over the mesh, and what `tx` reduces."""
-        self._layout = make_layout(params, self._shard, self._shard_axes, self.mesh)
+        self._layout = make_layout(
+            params, self._shard, self._shard_axes, self.mesh, self._operator_specs
+        )
         if self._reduces is None:
             self._reduces = reduced_beside(
                 self._tx, params, self.mesh, self.batch_axes, self._shard_axes
@@ -122,21 +139,25 @@ class TrainStep(Step):
             state.model_state,
             self._microbatches,
         )
-        norm = global_norm(grads, self.batch_axes)
+        grads = layout.split.reduce(grads)
+        square = rank_mean(layout.split.square(grads), self.batch_axes, self._ranks)
+        norm = jnp.sqrt(square)
         finite = jnp.isfinite(norm)
+        if self._max_norm is not None:
+            grads = scaled(grads, clip_scale(norm, self._max_norm))
         done = (*self._shard_axes, *self._reduces)
         dense = self._wide(tuple(a for a in self.batch_axes if a not in done))
         grads = layout.reduce(grads, dense)
         own, held = layout.own(state.params), layout.unlead(state.opt_state)
         new, new_held = apply_gradients(self._tx, grads, held, own)
-        # A transformation sees its shard alone, and could not agree with the others.
-        if self._skip_nonfinite or self._shard_axes:
+        # A transformation sees its part alone, and could not agree with the others.
+        if self._skip_nonfinite or layout.holders:
             new, new_held = choose(finite, (new, new_held), (own, held))
         if self._has_model_state:
             model_state = average(model_state, self.batch_axes)
             model_state = choose(finite, model_state, state.model_state)
         skipped = state.skipped + (~finite).astype(jnp.int32)
-        metrics = average({**aux, "loss": loss}, self.batch_axes)
+        metrics = average({**aux, "loss": loss}, (*self.batch_axes, *self.op_axes))
         metrics |= {"grad_norm": norm, "skipped": skipped}
         state = TrainState(
             params=layout.kept(new),
@@ -157,17 +178,24 @@ def make_train_step(
     has_key: bool = False,
     has_model_state: bool = False,
     microbatches: int = 1,
+    max_norm: float | None = None,
     skip_nonfinite: bool = False,
     shard: Kind = "none",
     shard_axes: Axes = ("data",),
     reduces: Axes | None = None,
+    operator_specs: Any = None,
 ) -> TrainStep:
-    """A data-parallel training step over the `node` and `data` axes of a mesh.
+    r"""A training step over the `node`, `data` and `op` axes of a mesh.
 
     Axes that `tx` reduces over itself (its `axis_name`) are left to it; over the others
     the gradient is averaged exactly before. So a plain Optax optimizer trains densely,
     `onebit_adam(axis_name="data")` compresses, and `onebit_adam(axis_name="node")`
     reduces exactly inside a node and compresses between nodes.
+
+    Ranks of the axis `op` work on the same part of the batch. With `operator_specs`,
+    `loss_fn` sees its rank's parts of the parameters, moves activations itself (see
+    `column_parallel`), and returns this rank's loss; the objective is the mean of these
+    over all ranks. Without, they all do the same.
 
     Args:
       loss_fn: ``loss_fn(params, batch[, key=][, model_state=]) -> loss | (loss, aux)``,
@@ -179,6 +207,8 @@ def make_train_step(
       has_model_state: pass `model_state`; what comes back is averaged over the ranks.
       microbatches: parts a rank's batch is split into, their gradients averaged before
         anything is sent.
+      max_norm: clips by the global norm of all gradients, before `tx`; the norm is that
+        of `clip_by_global_norm`, sqrt(mean over ranks of \|g_i\|^2).
       skip_nonfinite: keep parameters and optimizer state where the gradient is not
         finite, for any `tx`; SFPO's transformations do so by themselves.
       shard: "states": every device of `shard_axes` keeps optimizer state for its part
@@ -188,13 +218,18 @@ def make_train_step(
         looks at whole leaves, or at several, sees a device's parts of them.
       shard_axes: mesh axes that shards lie along.
       reduces: the axes `tx` reduces over, where tracing cannot find out.
+      operator_specs: a tree like the parameters of PartitionSpecs: P("op") in the place
+        of the axis of a parameter that is cut over the operator axis, P() for one that
+        every rank holds. `tx` must then not mix leaves: clip with `max_norm`.
 
     Returns:
       The step: ``state = step.init(params, key)``, ``state, metrics = step(state,
       batch)``. It compiles once, both phases of 1-bit Adam in one program.
 
     Raises:
-      ValueError: `microbatches` below 1, or axes that nothing can be sharded along.
+      ValueError: `microbatches` below 1, `max_norm` not positive, or axes that nothing
+        can be sharded along; at `init`, specs that do not fit the parameters, or a `tx`
+        that mixes leaves where operators are split.
 
     Example:
       >>> import jax.numpy as jnp, optax
@@ -211,6 +246,7 @@ def make_train_step(
       ['grad_norm', 'loss', 'skipped']
     """
     check_at_least("microbatches", microbatches, 1, "parts of a rank's batch")
+    check_max_norm(max_norm)
     check_shard(shard, shard_axes, mesh)
     return TrainStep(
         loss_fn,
@@ -219,8 +255,10 @@ def make_train_step(
         has_key=has_key,
         has_model_state=has_model_state,
         microbatches=microbatches,
+        max_norm=max_norm,
         skip_nonfinite=skip_nonfinite,
         shard=shard,
         shard_axes=tuple(shard_axes),
         reduces=reduces,
+        operator_specs=operator_specs,
     )

@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
-from sfpo_jax.collectives import square_norm, widen
+from sfpo_jax.collectives import widen
+from sfpo_jax.parallel._clipping import scaled
 from sfpo_jax.parallel._sharding import Axes, Layout
 from sfpo_jax.parallel._stack_pass import wide_dtype
-from sfpo_jax.parallel._step import where
+from sfpo_jax.parallel._step import rank_mean, where
 from sfpo_jax.transforms import Rounding
 
 
@@ -72,17 +72,15 @@ class UnitUpdate(NamedTuple):
           verdict: (whether all gradients of the step are finite, what to scale them by
             or None), where a pass has found out; None: these are looked at.
         """
-        grads = wide(grads)
+        grads = layout.split.reduce(wide(grads))
         if verdict is None:
-            square, scale = self.rank_mean(square_of(grads)), None
+            square, scale = self.rank_mean(layout.split.square(grads)), None
             finite = jnp.isfinite(square)
         else:
             square = jnp.zeros([])
             finite, scale = verdict
         if scale is not None:
-            grads = jax.tree.map(
-                lambda g: g * scale.astype(g.dtype) if is_float(g) else g, grads
-            )
+            grads = scaled(grads, scale)
         grads = layout.reduce(grads, self.dense)
         own, held = layout.own(params), layout.unlead(state)
 
@@ -96,19 +94,12 @@ class UnitUpdate(NamedTuple):
 
     def rank_mean(self, square: jax.Array) -> jax.Array:
         """The mean of a scalar over the ranks."""
-        if not self.batch_axes:
-            return square
-        return lax.psum(square, self.batch_axes) / self.ranks
+        return rank_mean(square, self.batch_axes, self.ranks)
 
 
 def is_float(x: Any) -> bool:
     """Whether an array has a gradient."""
     return bool(jnp.issubdtype(x.dtype, jnp.floating))
-
-
-def square_of(tree: Any) -> jax.Array:
-    """Sum of squares of the floating leaves."""
-    return square_norm([x for x in jax.tree.leaves(tree) if is_float(x)])
 
 
 def wide(tree: Any) -> Any:
