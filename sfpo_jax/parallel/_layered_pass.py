@@ -25,6 +25,22 @@ from sfpo_jax.parallel._stack_pass import (
 _EMBED, _LOSS, _LAYERS = 0, 1, 2  # what a microbatch's keys are for
 
 
+class Visit(NamedTuple):
+    """What a backward pass does with one stack.
+
+    Attributes:
+      weights: (carry) -> the stacked weights; the carry may hold them changed.
+      use: (layer number, gradient, carry) -> carry.
+      lead: first turns in which `use` gives the carry another structure.
+      finish: (carry) -> carry, after the last turn.
+    """
+
+    weights: Callable[[Any], Any]
+    use: Consume
+    lead: int = 0
+    finish: Callable[[Any], Any] = lambda carry: carry
+
+
 class Backward(NamedTuple):
     """What backward passes begin with; several may."""
 
@@ -34,14 +50,11 @@ class Backward(NamedTuple):
     d_outer: Any  # gradient of outer in the loss
     embed_grad: Callable[[list[jax.Array]], Any]  # of x at first -> of outer in embed
 
-    def run(
-        self, visit: Callable[[str], tuple[Callable[[Any], Any], Consume]], carry: Any
-    ) -> tuple[Any, Any]:
+    def run(self, visit: Callable[[str], Visit], carry: Any) -> tuple[Any, Any]:
         """From the last layer to the first.
 
         Args:
-          visit: name of a stack -> (carry -> its weights, what is done with the
-            gradient of each layer).
+          visit: name of a stack -> what is done with the gradients of its layers.
           carry: the first carry.
 
         Returns:
@@ -49,10 +62,11 @@ class Backward(NamedTuple):
         """
         dx = self.dx
         for name in reversed(self.passes):
-            stack, use = visit(name)
+            does = visit(name)
             dx, carry = self.passes[name].backward(
-                stack, self.saved[name], dx, use, carry
+                does.weights, self.saved[name], dx, does.use, carry, does.lead
             )
+            carry = does.finish(carry)
         d_outer = jax.tree.map(
             lambda x, y: x + y.astype(x.dtype), self.d_outer, self.embed_grad(dx)
         )

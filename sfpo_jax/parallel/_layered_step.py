@@ -9,9 +9,8 @@ instead of their memory.
 """
 
 import functools
-import itertools
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,37 +20,17 @@ from jax.sharding import Mesh, PartitionSpec
 from sfpo_jax._validate import check_at_least
 from sfpo_jax.parallel._clipping import check_max_norm, clip_scale
 from sfpo_jax.parallel._layered_model import LayeredModel, depth_of
-from sfpo_jax.parallel._layered_pass import (
-    Backward,
-    LayeredPass,
-    layer_at,
-    put_layer,
-)
+from sfpo_jax.parallel._layered_pass import LayeredPass
+from sfpo_jax.parallel._layered_update import LayeredOptState, LayeredUpdate
 from sfpo_jax.parallel._mixing import check_unmixed
 from sfpo_jax.parallel._reduction import reduced_beside
 from sfpo_jax.parallel._sharding import Axes, Kind, Layout, check_shard, make_layout
 from sfpo_jax.parallel._stack_pass import Recompute
 from sfpo_jax.parallel._step import Step, TrainState, average, next_step
-from sfpo_jax.parallel._unit_update import (
-    Applied,
-    UnitUpdate,
-    wide,
-    wide_shapes,
-)
+from sfpo_jax.parallel._unit_update import UnitUpdate, wide_shapes
 from sfpo_jax.transforms import make_rounding
 
 _ROUNDING = 2**31  # no step has this number
-
-
-class LayeredOptState(NamedTuple):
-    """Optimizer states, one of `outer` and one a layer, stacked like the layers.
-
-    With `shard` they are led by an axis of the devices that shards lie on (behind that
-    of the layers).
-    """
-
-    outer: Any  # UnitState
-    layers: Any  # UnitState, or a dict of them for several stacks
 
 
 class LayeredTrainStep(Step):
@@ -72,6 +51,7 @@ class LayeredTrainStep(Step):
         shard: Kind,
         shard_axes: Axes,
         weight_prefetch: int,
+        pipeline_depth: int,
         reduces: Axes | None,
         operator_specs: Any,
     ) -> None:
@@ -91,6 +71,7 @@ class LayeredTrainStep(Step):
         self._shard: Kind = shard
         self._shard_axes = self._wide(shard_axes) if shard != "none" else ()
         self._weight_prefetch = weight_prefetch if shard == "weights" else 0
+        self._pipeline_depth = pipeline_depth
         self._reduces = reduces
         # Known once parameters are seen: how they lie over the mesh, and their depths.
         self._outer: Layout
@@ -110,7 +91,7 @@ class LayeredTrainStep(Step):
             check_unmixed(self._tx, layer, self.mesh, "layer by layer")
         self._plan(params)
         make_opt = self._on_ranks(
-            self._local_opt_state, params, self._param_specs(), self._opt_specs
+            self._layered_update().init, params, self._param_specs(), self._opt_specs
         )
 
         def create(params: Any, key: Any, model_state: Any) -> TrainState:
@@ -149,25 +130,24 @@ class LayeredTrainStep(Step):
                 self._tx, layer, self.mesh, self.batch_axes, self._shard_axes
             )
 
-    def _local_opt_state(self, params: Any) -> LayeredOptState:
-        """States of what this rank updates, with the axes that `_opt_specs` shards."""
-        init = self._unit().init
-        stacks = {
-            name: jax.vmap(functools.partial(init, self._layers[name]))(stack)
-            for name, stack in self._model.by_name(params["layers"]).items()
-        }
-        return LayeredOptState(
-            init(self._outer, params["outer"]), self._model.join(stacks)
-        )
-
-    def _unit(self) -> UnitUpdate:
-        done = (*self._shard_axes, *(self._reduces or ()))
-        return UnitUpdate(
+    def _layered_update(self) -> LayeredUpdate:
+        reduces = self._reduces or ()
+        done = (*self._shard_axes, *reduces)
+        unit = UnitUpdate(
             self._tx,
             self._rounding,
             self._wide(self.batch_axes),
             self._ranks,
             self._wide(tuple(a for a in self.batch_axes if a not in done)),
+            bool(self._wide(reduces)),
+        )
+        return LayeredUpdate(
+            self._model,
+            self._outer,
+            self._layers,
+            self._depths,
+            unit,
+            self._pipeline_depth,
         )
 
     def _opt_specs(self, opt_state: LayeredOptState) -> LayeredOptState:
@@ -196,7 +176,7 @@ class LayeredTrainStep(Step):
     # ---- one step of one rank --------------------------------------------------
 
     def _local_step(self, state: TrainState, batch: Any) -> Any:
-        runs = LayeredPass(
+        passes = LayeredPass(
             self._model,
             self._outer,
             self._layers,
@@ -205,107 +185,30 @@ class LayeredTrainStep(Step):
             self._recompute,
             self._weight_prefetch,
         )
-        unit = self._unit()
-        loss, aux, back = runs.forward(state.params, batch, self._step_key(state))
+        update = self._layered_update()
+        loss, aux, back = passes.forward(state.params, batch, self._step_key(state))
         verdict = norm = None
         if self._max_norm is not None or self._skip_nonfinite:
-            norm = jnp.sqrt(unit.rank_mean(self._square(state.params, back)))
+            norm = jnp.sqrt(update.square(state.params, back))
             scale = None
             if self._max_norm is not None:
                 scale = clip_scale(norm, self._max_norm)
             verdict = jnp.isfinite(norm), scale
-        params, opt_state, square, taken = self._update(unit, state, back, verdict)
-        skipped = state.skipped + (~taken).astype(jnp.int32)
-        metrics = average({**aux, "loss": loss}, (*self.batch_axes, *self.op_axes))
-        metrics["grad_norm"] = jnp.sqrt(square) if norm is None else norm
-        metrics["skipped"] = skipped
-        new = state._replace(
-            params=params,
-            opt_state=opt_state,
-            step=next_step(state.step),
-            skipped=skipped,
-        )
-        return new, metrics
-
-    def _square(self, params: Any, back: Backward) -> jax.Array:
-        """This rank's squared norm of all gradients, by a backward pass of its own."""
-        stacks = self._model.by_name(params["layers"])
-
-        def visit(name: str) -> Any:
-            def use(index: jax.Array, grads: Any, square: jax.Array) -> jax.Array:
-                del index
-                return square + square_of(self._layers[name], grads, square.dtype)
-
-            return lambda carry: stacks[name], use
-
-        d_outer, square = back.run(visit, _zero(params))
-        return square + square_of(self._outer, d_outer, square.dtype)
-
-    def _update(
-        self,
-        unit: UnitUpdate,
-        state: TrainState,
-        back: Backward,
-        verdict: tuple[jax.Array, jax.Array | None] | None,
-    ) -> tuple[Any, LayeredOptState, jax.Array, jax.Array]:
-        """(params, optimizer state, squared norm, whether all was updated)."""
         # Alike on all ranks, for they round the same weights.
         key = jax.random.key(0) if state.key is None else state.key
         key = jax.random.fold_in(jax.random.fold_in(key, _ROUNDING), state.step)
-        first = dict(zip(self._depths, _starts(self._depths.values()), strict=True))
-
-        def visit(name: str) -> Any:
-            def use(index: jax.Array, grads: Any, carry: _Carry) -> _Carry:
-                stack, held = carry.params[name], carry.states[name]
-                done = unit.apply(
-                    self._layers[name],
-                    layer_at(stack, index),
-                    layer_at(held, index),
-                    grads,
-                    jax.random.fold_in(key, first[name] + index),
-                    verdict,
-                )
-                return carry.add(done)._replace(
-                    params={**carry.params, name: put_layer(stack, done.params, index)},
-                    states={**carry.states, name: put_layer(held, done.state, index)},
-                )
-
-            return lambda carry: carry.params[name], use
-
-        carry = _Carry(
-            self._model.by_name(state.params["layers"]),
-            self._model.by_name(state.opt_state.layers),
-            _zero(state.params),
-            jnp.bool_(True),
+        new = update.run(state.params, state.opt_state, back, verdict, key)
+        skipped = state.skipped + (~new.taken).astype(jnp.int32)
+        metrics = average({**aux, "loss": loss}, (*self.batch_axes, *self.op_axes))
+        metrics["grad_norm"] = jnp.sqrt(new.square) if norm is None else norm
+        metrics["skipped"] = skipped
+        state = state._replace(
+            params=new.params,
+            opt_state=new.opt_state,
+            step=next_step(state.step),
+            skipped=skipped,
         )
-        d_outer, carry = back.run(visit, carry)
-        outer = unit.apply(
-            self._outer,
-            state.params["outer"],
-            state.opt_state.outer,
-            d_outer,
-            jax.random.fold_in(key, 0),
-            verdict,
-        )
-        carry = carry.add(outer)
-        params = {"outer": outer.params, "layers": self._model.join(carry.params)}
-        states = LayeredOptState(outer.state, self._model.join(carry.states))
-        return params, states, carry.square, carry.taken
-
-
-class _Carry(NamedTuple):
-    """What goes through the updating loops."""
-
-    params: dict[str, Any]  # stacks by name
-    states: dict[str, Any]
-    square: jax.Array  # of the gradients so far
-    taken: jax.Array  # bool[], whether none was skipped
-
-    def add(self, done: Applied) -> "_Carry":
-        return self._replace(
-            square=self.square + done.square.astype(self.square.dtype),
-            taken=self.taken & done.taken,
-        )
+        return state, metrics
 
 
 def make_layered_train_step(
@@ -322,6 +225,7 @@ def make_layered_train_step(
     shard: Kind = "none",
     shard_axes: Axes = ("data",),
     weight_prefetch: int = 1,
+    pipeline_depth: int = 2,
     reduces: Axes | None = None,
     operator_specs: Any = None,
 ) -> LayeredTrainStep:
@@ -358,6 +262,11 @@ def make_layered_train_step(
         reduce-scattered exactly over these axes; `tx` may compress over the others.
       shard_axes: mesh axes that shards lie along.
       weight_prefetch: layers whose weights are gathered ahead, with shard="weights".
+      pipeline_depth: layers whose reduction is in flight, 0 to 2. 0: a layer is reduced
+        and updated in the turn of the backward loop that made its gradient. 1: in the
+        next one, under the products of the layer below. 2: reduced exactly in the next
+        and exchanged by `tx` in the one after, where both send anything. Each keeps one
+        gradient of a layer longer. Nothing waits where nothing is sent.
       reduces: the axes `tx` reduces over, where tracing cannot find out.
       operator_specs: {"outer": tree, "layers": tree of one layer, or a dict of them}
         of PartitionSpecs over the axis "op", as in `make_train_step`.
@@ -390,6 +299,11 @@ def make_layered_train_step(
     """
     check_at_least("microbatches", microbatches, 1, "parts of a rank's batch")
     check_at_least("weight_prefetch", weight_prefetch, 0, "layers gathered ahead")
+    if pipeline_depth not in (0, 1, 2):
+        raise ValueError(
+            f"`pipeline_depth` must be 0, 1 or 2, got {pipeline_depth!r}: a gradient "
+            "goes through two stages, exact reduction and exchange."
+        )
     check_max_norm(max_norm)
     if isinstance(recompute, str) and recompute not in ("full", "none"):
         raise ValueError(
@@ -410,22 +324,7 @@ def make_layered_train_step(
         shard=shard,
         shard_axes=tuple(shard_axes),
         weight_prefetch=weight_prefetch,
+        pipeline_depth=pipeline_depth,
         reduces=reduces,
         operator_specs=operator_specs,
     )
-
-
-def _starts(depths: Iterable[int]) -> list[int]:
-    """Numbers of the first layers, 1 that of all; 0 is outside the layers."""
-    return [1 + n for n in itertools.accumulate(depths, initial=0)][:-1]
-
-
-def square_of(layout: Layout, grads: Any, dtype: Any) -> jax.Array:
-    """The squared norm of one rank's gradients, as differentiation gives them."""
-    return layout.split.square(layout.split.reduce(wide(grads))).astype(dtype)
-
-
-def _zero(params: Any) -> jax.Array:
-    """0 in the dtype that norms are summed in."""
-    is_wide = any(x.dtype == jnp.float64 for x in jax.tree.leaves(params))
-    return jnp.zeros([], jnp.float64 if is_wide else jnp.float32)

@@ -80,6 +80,7 @@ class StackPass:
         dx: list[jax.Array],
         use: Consume,
         carry: Any,
+        lead: int = 0,
     ) -> tuple[list[jax.Array], Any]:
         """From the last layer to the first: (gradient of x before the first, carry).
 
@@ -89,8 +90,11 @@ class StackPass:
           dx: gradients of the floating leaves of x after the last layer.
           use: called with each layer's gradient.
           carry: the first carry.
+          lead: first turns that change the structure of the carry, and so stand before
+            the loop.
         """
         last = self._depth - 1
+        lead = min(lead, self._depth)
 
         def body(step: jax.Array, state: Any) -> Any:
             dx, queue, carry = state
@@ -103,9 +107,12 @@ class StackPass:
             grads, dx = self._pull(layer, own, saved.through, dx)
             return dx, queue, use(index, grads, carry)
 
-        queue = self._first(stack(carry), [last, last - 1])
-        dx, _, carry = lax.fori_loop(0, self._depth, body, (dx, queue, carry))
-        return dx, carry
+        state = dx, self._first(stack(carry), [last, last - 1]), carry
+        for step in range(lead):
+            state = body(jnp.int32(step), state)
+        if lead < self._depth:
+            state = lax.fori_loop(lead, self._depth, body, state)
+        return state[0], state[2]
 
     def _first(self, stack: Any, indices: Sequence[int]) -> tuple[Any, ...]:
         """The layers fetched before a loop begins."""

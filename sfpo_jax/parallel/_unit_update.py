@@ -21,6 +21,18 @@ class UnitState(NamedTuple):
     rounding: Any  # int8 error terms of bfloat16 weights; () without
 
 
+# (whether all gradients of the step are finite, what to scale them by or None)
+Verdict = tuple[jax.Array, jax.Array | None]
+
+
+class Reduced(NamedTuple):
+    """A gradient ready for the transformation."""
+
+    grads: Any  # of what this rank updates
+    square: jax.Array  # mean over ranks of the gradient's squared norm; 0 if known
+    finite: jax.Array  # bool[], whether it may be applied
+
+
 class Applied(NamedTuple):
     """What an update leaves."""
 
@@ -31,7 +43,7 @@ class Applied(NamedTuple):
 
 
 class UnitUpdate(NamedTuple):
-    """How parameters that are updated together are updated.
+    """How parameters that are updated together are updated, in two stages.
 
     Attributes:
       tx: the gradient transformation; it sees float32 in place of what is narrower.
@@ -39,6 +51,7 @@ class UnitUpdate(NamedTuple):
       batch_axes: mesh axes of more than one rank that the batch is split over.
       ranks: ranks along them.
       dense: those over which gradients are averaged before `tx`.
+      exchanges: whether `tx` itself sends anything.
     """
 
     tx: optax.GradientTransformationExtraArgs
@@ -46,31 +59,26 @@ class UnitUpdate(NamedTuple):
     batch_axes: Axes
     ranks: int
     dense: Axes
+    exchanges: bool
+
+    def stages(self, layout: Layout) -> int:
+        """How many of `reduce` and `apply` send anything, 0 to 2."""
+        reduces = bool(layout.holders or self.dense)
+        return int(reduces) + int(self.exchanges or layout.kind == "states")
 
     def init(self, layout: Layout, params: Any) -> UnitState:
         """The state of what this rank updates, led by the axis of the shards."""
         own = layout.own(params)
         return layout.lead(UnitState(self.tx.init(wide(own)), self.rounding.init(own)))
 
-    def apply(
-        self,
-        layout: Layout,
-        params: Any,
-        state: UnitState,
-        grads: Any,
-        key: jax.Array,
-        verdict: tuple[jax.Array, jax.Array | None] | None,
-    ) -> Applied:
-        """One update.
+    def reduce(self, layout: Layout, grads: Any, verdict: Verdict | None) -> Reduced:
+        """The exact part of the reduction.
 
         Args:
           layout: of the parameters.
-          params: what this rank keeps.
-          state: from `init`, or the update before.
           grads: whole gradients of this rank's batch.
-          key: for rounding, alike on all ranks.
-          verdict: (whether all gradients of the step are finite, what to scale them by
-            or None), where a pass has found out; None: these are looked at.
+          verdict: on all gradients of the step, where a pass has found out; None: these
+            are looked at.
         """
         grads = layout.split.reduce(wide(grads))
         if verdict is None:
@@ -81,16 +89,36 @@ class UnitUpdate(NamedTuple):
             finite, scale = verdict
         if scale is not None:
             grads = scaled(grads, scale)
-        grads = layout.reduce(grads, self.dense)
+        return Reduced(layout.reduce(grads, self.dense), square, finite)
+
+    def apply(
+        self,
+        layout: Layout,
+        params: Any,
+        state: UnitState,
+        reduced: Reduced,
+        key: jax.Array,
+    ) -> Applied:
+        """The update, with what the transformation itself reduces.
+
+        Args:
+          layout: of the parameters.
+          params: what this rank keeps.
+          state: from `init`, or the update before.
+          reduced: from `reduce`.
+          key: for rounding, alike on all ranks.
+        """
         own, held = layout.own(params), layout.unlead(state)
 
         def transformed() -> tuple[Any, UnitState]:
-            updates, tx = self.tx.update(grads, held.tx, wide(own))
+            updates, tx = self.tx.update(reduced.grads, held.tx, wide(own))
             new, rounding = self.rounding.apply(own, updates, held.rounding, key)
             return new, UnitState(tx, rounding)
 
-        new, new_held = where(finite, transformed, (own, held))
-        return Applied(layout.kept(new), layout.lead(new_held), square, finite)
+        new, new_held = where(reduced.finite, transformed, (own, held))
+        return Applied(
+            layout.kept(new), layout.lead(new_held), reduced.square, reduced.finite
+        )
 
     def rank_mean(self, square: jax.Array) -> jax.Array:
         """The mean of a scalar over the ranks."""
