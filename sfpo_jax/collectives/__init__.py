@@ -13,8 +13,10 @@ from sfpo_jax.collectives._axis import varying_axes as varying_axes
 from sfpo_jax.collectives._axis import widen as widen
 from sfpo_jax.collectives._buckets import plan_buckets as plan_buckets
 from sfpo_jax.collectives._mean import axis_mean as axis_mean
+from sfpo_jax.collectives._signs import SentSigns as SentSigns
 from sfpo_jax.collectives._signs import SignMean as SignMean
-from sfpo_jax.collectives._signs import exchange_signs as exchange_signs
+from sfpo_jax.collectives._signs import send_signs as send_signs
+from sfpo_jax.collectives._signs import serve_and_gather as serve_and_gather
 from sfpo_jax.collectives._two_phase import reduce_leaves as reduce_leaves
 from sfpo_jax.collectives._two_phase import two_phase_mean as two_phase_mean
 from sfpo_jax.collectives._wire import Transfer as Transfer

@@ -262,11 +262,12 @@ def make_layered_train_step(
         reduce-scattered exactly over these axes; `tx` may compress over the others.
       shard_axes: mesh axes that shards lie along.
       weight_prefetch: layers whose weights are gathered ahead, with shard="weights".
-      pipeline_depth: layers whose reduction is in flight, 0 to 2. 0: a layer is reduced
-        and updated in the turn of the backward loop that made its gradient. 1: in the
-        next one, under the products of the layer below. 2: reduced exactly in the next
-        and exchanged by `tx` in the one after, where both send anything. Each keeps one
-        gradient of a layer longer. Nothing waits where nothing is sent.
+      pipeline_depth: layers whose reduction is in flight. 0: a layer is reduced and
+        updated in the turn of the backward loop that made its gradient. Otherwise its
+        transfers are spread over so many turns after that, under the products of the
+        layers below: exact reduction, the first and second phase of `onebit_adam` and
+        `sfpo`, the gathering of parameters whose states are sharded; never more turns
+        than there are transfers. A turn keeps what a layer sends for so much longer.
       reduces: the axes `tx` reduces over, where tracing cannot find out.
       operator_specs: {"outer": tree, "layers": tree of one layer, or a dict of them}
         of PartitionSpecs over the axis "op", as in `make_train_step`.
@@ -299,11 +300,7 @@ def make_layered_train_step(
     """
     check_at_least("microbatches", microbatches, 1, "parts of a rank's batch")
     check_at_least("weight_prefetch", weight_prefetch, 0, "layers gathered ahead")
-    if pipeline_depth not in (0, 1, 2):
-        raise ValueError(
-            f"`pipeline_depth` must be 0, 1 or 2, got {pipeline_depth!r}: a gradient "
-            "goes through two stages, exact reduction and exchange."
-        )
+    check_at_least("pipeline_depth", pipeline_depth, 0, "layers in flight")
     check_max_norm(max_norm)
     if isinstance(recompute, str) and recompute not in ("full", "none"):
         raise ValueError(

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -10,9 +10,10 @@ import jax.numpy as jnp
 
 from sfpo_jax.parallel._layered_model import LayeredModel
 from sfpo_jax.parallel._layered_pass import Backward, Visit, layer_at, put_layer
-from sfpo_jax.parallel._pipeline import Pipeline
+from sfpo_jax.parallel._pipeline import Pipeline, Stage
 from sfpo_jax.parallel._sharding import Layout
 from sfpo_jax.parallel._unit_update import Applied, Reduced, UnitUpdate, Verdict, wide
+from sfpo_jax.transforms import SCOPES, Phase, compresses_next, run_once
 
 
 class LayeredOptState(NamedTuple):
@@ -89,6 +90,9 @@ class LayeredUpdate(NamedTuple):
     ) -> Updated:
         """One step's updates, by a backward pass.
 
+        Where the transformation has phases there are two such passes in the program,
+        one a phase, of which one runs.
+
         Args:
           params: what this rank keeps.
           opt_state: from `init`, or the step before.
@@ -96,29 +100,48 @@ class LayeredUpdate(NamedTuple):
           verdict: see `UnitUpdate.reduce`.
           key: for rounding, alike on all ranks.
         """
+        given = Updated(params, opt_state, _zero(params), jnp.bool_(True))
+        compresses = compresses_next(opt_state)
+        if compresses is None:
+            return self._run(given, back, verdict, key, None)
+        dense = functools.partial(
+            self._run, back=back, verdict=verdict, key=key, phase="warmup"
+        )
+        bits = functools.partial(
+            self._run, back=back, verdict=verdict, key=key, phase="compressed"
+        )
+        return run_once(compresses, bits, run_once(~compresses, dense, given))
+
+    def _run(
+        self,
+        given: Updated,
+        back: Backward,
+        verdict: Verdict | None,
+        key: jax.Array,
+        phase: Phase | None,
+    ) -> Updated:
+        with jax.named_scope(SCOPES[phase] if phase else "sfpo_update"):
+            return self._updates(given, back, verdict, key, phase)
+
+    def _updates(
+        self,
+        given: Updated,
+        back: Backward,
+        verdict: Verdict | None,
+        key: jax.Array,
+        phase: Phase | None,
+    ) -> Updated:
+        params, opt_state = given.params, given.opt_state
         first = dict(zip(self.depths, _starts(self.depths.values()), strict=True))
 
         def visit(name: str) -> Visit:
-            layout = self.layers[name]
-
-            def apply(index: jax.Array, reduced: Reduced, carry: _Carry) -> _Carry:
-                stack, held = carry.params[name], carry.states[name]
-                done = self.unit.apply(
-                    layout,
-                    layer_at(stack, index),
-                    layer_at(held, index),
-                    reduced,
-                    jax.random.fold_in(key, first[name] + index),
-                )
-                return carry.add(done)._replace(
-                    params={**carry.params, name: put_layer(stack, done.params, index)},
-                    states={**carry.states, name: put_layer(held, done.state, index)},
-                )
-
             pipeline = Pipeline(
-                min(self.pipeline_depth, self.unit.stages(layout)),
-                lambda grads: self.unit.reduce(layout, grads, verdict),
-                apply,
+                self._stages(
+                    self.layers[name], verdict, phase, lambda i: first[name] + i, key
+                ),
+                lambda carry, index: carry.read(name, index),
+                lambda carry, index, old, new: carry.write(name, index, old, new),
+                self.pipeline_depth,
             )
 
             def use(index: jax.Array, grads: Any, carry: _Carry) -> _Carry:
@@ -129,7 +152,7 @@ class LayeredUpdate(NamedTuple):
                 waiting, carry = carry.waiting, carry._replace(waiting=())
                 return pipeline.finish(waiting, carry)
 
-            return Visit(lambda carry: carry.params[name], use, pipeline.depth, finish)
+            return Visit(lambda carry: carry.params[name], use, pipeline.turns, finish)
 
         carry = _Carry(
             self.model.by_name(params["layers"]),
@@ -139,20 +162,64 @@ class LayeredUpdate(NamedTuple):
             (),
         )
         d_outer, carry = back.run(visit, carry)
-        outer = self.unit.apply(
-            self.outer,
-            params["outer"],
-            opt_state.outer,
-            self.unit.reduce(self.outer, d_outer, verdict),
-            jax.random.fold_in(key, 0),
-        )
+        reduced = self.unit.reduce(self.outer, d_outer, verdict)
+        sent, held = self.unit.send(self.outer, opt_state.outer, reduced, phase)
+        key = jax.random.fold_in(key, 0)
+        outer = self.unit.receive(self.outer, params["outer"], held, sent, key, phase)
         carry = carry.add(outer)
         return Updated(
-            {"outer": outer.params, "layers": self.model.join(carry.params)},
+            {
+                "outer": self.outer.kept(outer.own),
+                "layers": self.model.join(carry.params),
+            },
             LayeredOptState(outer.state, self.model.join(carry.states)),
             carry.square,
             carry.taken,
         )
+
+    def _stages(
+        self,
+        layout: Layout,
+        verdict: Verdict | None,
+        phase: Phase | None,
+        number: Callable[[jax.Array], jax.Array],
+        key: jax.Array,
+    ) -> list[Stage]:
+        """From the gradient of a layer of one stack to its new parameters."""
+        unit = self.unit
+
+        def reduce(index: jax.Array, grads: Any, layer: _Layer) -> Any:
+            del index
+            return unit.reduce(layout, grads, verdict), layer
+
+        def send(index: jax.Array, reduced: Reduced, layer: _Layer) -> Any:
+            del index
+            sent, state = unit.send(layout, layer.state, reduced, phase)
+            return sent, layer._replace(state=state)
+
+        def receive(index: jax.Array, sent: Reduced, layer: _Layer) -> Any:
+            own_key = jax.random.fold_in(key, number(index))
+            done = unit.receive(layout, layer.params, layer.state, sent, own_key, phase)
+            return done.own, layer._replace(state=done.state, done=(done,))
+
+        def keep(index: jax.Array, own: Any, layer: _Layer) -> Any:
+            del index
+            return None, layer._replace(params=layout.kept(own))
+
+        return [
+            Stage(reduce, bool(layout.holders or unit.dense)),
+            Stage(send, unit.exchanges and phase is not None),
+            Stage(receive, unit.exchanges),
+            Stage(keep, layout.kind == "states"),
+        ]
+
+
+class _Layer(NamedTuple):
+    """What is one layer's while it is updated."""
+
+    params: Any
+    state: Any
+    done: tuple[Applied, ...] = ()  # once its state is new
 
 
 class _Carry(NamedTuple):
@@ -169,6 +236,31 @@ class _Carry(NamedTuple):
             square=self.square + done.square.astype(self.square.dtype),
             taken=self.taken & done.taken,
         )
+
+    def read(self, name: str, index: jax.Array) -> _Layer:
+        return _Layer(
+            layer_at(self.params[name], index), layer_at(self.states[name], index)
+        )
+
+    def write(self, name: str, index: jax.Array, old: _Layer, new: _Layer) -> "_Carry":
+        """With a layer of one stack new, where it is not the same arrays as before."""
+        params = _put_changed(self.params[name], index, old.params, new.params)
+        states = _put_changed(self.states[name], index, old.state, new.state)
+        carry = self._replace(
+            params={**self.params, name: params}, states={**self.states, name: states}
+        )
+        for done in new.done:
+            carry = carry.add(done)
+        return carry
+
+
+def _put_changed(stack: Any, index: jax.Array, old: Any, new: Any) -> Any:
+    leaves, treedef = jax.tree.flatten(stack)
+    pairs = zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
+    for place, (before, after) in enumerate(pairs):
+        if after is not before:
+            leaves[place] = put_layer(leaves[place], after, index)
+    return treedef.unflatten(leaves)
 
 
 def _square_of(layout: Layout, grads: Any, dtype: Any) -> jax.Array:

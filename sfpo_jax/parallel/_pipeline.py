@@ -1,54 +1,99 @@
-"""Layers whose gradient waits while the layers below are differentiated.
+"""Layers whose gradient travels while the layers below are differentiated.
 
 A collective cannot stay open from one turn of a loop to the next. So a gradient goes
-through the backward loop one stage a turn: made in one turn, reduced in a later one,
-exchanged and applied in the last. What a turn does for layers above needs nothing of
-the layer it differentiates, and the compiler may run the transfers of the one under the
-products of the other.
+through the backward loop a stage a turn: made in one turn, reduced in a later one, sent
+and applied in others. What a turn does for layers above needs nothing of the layer it
+differentiates, and the compiler may run the transfers of the one under the products of
+the other. Two transfers of one gradient in the same turn would wait for each other.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-# Oldest last: place p waits for layer (the layer just differentiated) + 1 + p.
-Waiting = tuple[Any, ...]
+# (layer number, value, what is the layer's) -> (value for the next stage, the same new)
+Run = Callable[[jax.Array, Any, Any], tuple[Any, Any]]
 
 
-class Pipeline(NamedTuple):
-    """How far behind its gradient a layer's update is.
+class Stage(NamedTuple):
+    """A part of a layer's update.
 
     Attributes:
-      depth: 0, a layer is updated in the turn that made its gradient; 1, it is reduced
-        and updated in the next; 2, reduced in the next and updated in the one after.
-      reduce: (gradient) -> reduced gradient.
-      apply: (layer number, reduced gradient, carry) -> carry.
+      run: (layer number, value, what is the layer's) -> (value for the next stage, what
+        is the layer's, new).
+      sends: whether it has a collective, which can run under products.
     """
 
-    depth: int
-    reduce: Callable[[Any], Any]
-    apply: Callable[[jax.Array, Any, Any], Any]
+    run: Run
+    sends: bool
+
+
+class Pipeline:
+    """Stages of a layer's update, spread over turns of the backward loop.
+
+    Args:
+      stages: in their order; the first takes the gradient.
+      read: (carry, layer number) -> what is the layer's.
+      write: (carry, layer number, that as it was, new) -> carry.
+      depth: at most so many turns after the one that made the gradient; 0: in that.
+
+    Attributes:
+      turns: the turns it takes, no more than there are stages that send.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        read: Callable[[Any, jax.Array], Any],
+        write: Callable[[Any, jax.Array, Any, Any], Any],
+        depth: int,
+    ) -> None:
+        self._read, self._write = read, write
+        senders = sum(stage.sends for stage in stages)
+        self.turns = min(depth, senders)
+        self._groups: list[list[Run]] = [[] for _ in range(max(1, self.turns))]
+        found = -1
+        for stage in stages:
+            found += stage.sends
+            group = max(found, 0) * self.turns // max(1, senders)
+            self._groups[group].append(stage.run)
 
     def turn(
-        self, index: jax.Array, grads: Any, waiting: Waiting, carry: Any
-    ) -> tuple[Waiting, Any]:
-        """Takes in the gradient of layer `index`; the first `depth` turns only wait."""
-        if self.depth == 0:
-            return (), self.apply(index, self.reduce(grads), carry)
-        if not waiting:
-            return (grads,), carry
-        reduced = self.reduce(waiting[0])
-        if self.depth == 1:
-            return (grads,), self.apply(index + 1, reduced, carry)
-        if len(waiting) == 2:
-            carry = self.apply(index + 2, waiting[1], carry)
-        return (grads, reduced), carry
+        self, index: jax.Array, grads: Any, waiting: tuple[Any, ...], carry: Any
+    ) -> tuple[tuple[Any, ...], Any]:
+        """Takes in the gradient of layer `index`, and moves those that wait.
 
-    def finish(self, waiting: Waiting, carry: Any) -> Any:
-        """Updates what still waits after layer 0 was differentiated."""
-        for place in reversed(range(len(waiting))):
-            found = waiting[place]
-            reduced = self.reduce(found) if place == 0 else found
-            carry = self.apply(jax.numpy.int32(place), reduced, carry)
+        Args:
+          index: the layer just differentiated.
+          grads: its gradient.
+          waiting: at place p what layer index + 1 + p waits with; () before the first
+            of `turns` turns, in which it grows.
+          carry: of the loop.
+        """
+        if self.turns == 0:
+            return (), self._run(0, index, grads, carry, carry)[1]
+        # All read what the turn began with: a read behind a write to the same stack
+        # would have to wait for another layer's transfers.
+        before, moved = carry, [grads]
+        for place, value in reversed(list(enumerate(waiting))):
+            value, carry = self._run(place, index + 1 + place, value, before, carry)
+            if place + 1 < self.turns:
+                moved.insert(1, value)
+        return tuple(moved), carry
+
+    def finish(self, waiting: tuple[Any, ...], carry: Any) -> Any:
+        """Brings to its end what waits after layer 0 was differentiated."""
+        for layer, value in reversed(list(enumerate(waiting))):
+            for group in range(layer, self.turns):
+                value, carry = self._run(group, jnp.int32(layer), value, carry, carry)
         return carry
+
+    def _run(
+        self, group: int, index: jax.Array, value: Any, before: Any, carry: Any
+    ) -> tuple[Any, Any]:
+        old = new = self._read(before, index)
+        for run in self._groups[group]:
+            value, new = run(index, value, new)
+        return value, self._write(carry, index, old, new)

@@ -1,5 +1,6 @@
-"""The update of one tree of parameters: reduced, transformed, rounded, applied."""
+"""The update of one tree of parameters: reduced, sent, transformed, rounded, kept."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from sfpo_jax.parallel._clipping import scaled
 from sfpo_jax.parallel._sharding import Axes, Layout
 from sfpo_jax.parallel._stack_pass import wide_dtype
 from sfpo_jax.parallel._step import rank_mean, where
-from sfpo_jax.transforms import Rounding
+from sfpo_jax.transforms import Phase, Rounding, StagedTransformation
 
 
 class UnitState(NamedTuple):
@@ -26,9 +27,9 @@ Verdict = tuple[jax.Array, jax.Array | None]
 
 
 class Reduced(NamedTuple):
-    """A gradient ready for the transformation."""
+    """A gradient on its way to the transformation, or inside it."""
 
-    grads: Any  # of what this rank updates
+    value: Any  # of what this rank updates; after `send`, what it sent
     square: jax.Array  # mean over ranks of the gradient's squared norm; 0 if known
     finite: jax.Array  # bool[], whether it may be applied
 
@@ -36,14 +37,14 @@ class Reduced(NamedTuple):
 class Applied(NamedTuple):
     """What an update leaves."""
 
-    params: Any
+    own: Any  # what this rank updates, for `Layout.kept`
     state: UnitState
-    square: jax.Array  # mean over ranks of the gradient's squared norm; 0 if known
+    square: jax.Array  # as above
     taken: jax.Array  # bool[], whether anything was applied
 
 
 class UnitUpdate(NamedTuple):
-    """How parameters that are updated together are updated, in two stages.
+    """How parameters that are updated together are updated, in stages.
 
     Attributes:
       tx: the gradient transformation; it sees float32 in place of what is narrower.
@@ -61,13 +62,8 @@ class UnitUpdate(NamedTuple):
     dense: Axes
     exchanges: bool
 
-    def stages(self, layout: Layout) -> int:
-        """How many of `reduce` and `apply` send anything, 0 to 2."""
-        reduces = bool(layout.holders or self.dense)
-        return int(reduces) + int(self.exchanges or layout.kind == "states")
-
     def init(self, layout: Layout, params: Any) -> UnitState:
-        """The state of what this rank updates, led by the axis of the shards."""
+        """The state of what this rank updates, led by the axis of the holders."""
         own = layout.own(params)
         return layout.lead(UnitState(self.tx.init(wide(own)), self.rounding.init(own)))
 
@@ -91,33 +87,70 @@ class UnitUpdate(NamedTuple):
             grads = scaled(grads, scale)
         return Reduced(layout.reduce(grads, self.dense), square, finite)
 
-    def apply(
+    def send(
+        self, layout: Layout, state: UnitState, reduced: Reduced, phase: Phase | None
+    ) -> tuple[Reduced, UnitState]:
+        """The first half of the transformation, where it has halves.
+
+        Leaves of the state that it leaves alone come back as the same arrays.
+        """
+        tx = self.tx
+        if phase is None or not isinstance(tx, StagedTransformation):
+            return reduced, state
+        old, treedef = jax.tree.flatten(state)
+        unled = jax.tree.leaves(layout.unlead(state))
+        changed: list[int] = []
+
+        def sent() -> tuple[Any, list[jax.Array]]:
+            held = treedef.unflatten(unled)
+            way, new = tx.send(reduced.value, held.tx, phase)
+            leaves = jax.tree.leaves(held._replace(tx=new))
+            changed[:] = [i for i, x in enumerate(leaves) if x is not unled[i]]
+            return way, [leaves[i] for i in changed]
+
+        shapes = jax.eval_shape(sent)[0]
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        way, new = where(reduced.finite, sent, (nothing, [unled[i] for i in changed]))
+        for place, leaf in zip(changed, layout.lead(new), strict=True):
+            old[place] = leaf
+        return reduced._replace(value=way), treedef.unflatten(old)
+
+    def receive(
         self,
         layout: Layout,
         params: Any,
         state: UnitState,
-        reduced: Reduced,
+        sent: Reduced,
         key: jax.Array,
+        phase: Phase | None,
     ) -> Applied:
-        """The update, with what the transformation itself reduces.
+        """The update.
 
         Args:
           layout: of the parameters.
           params: what this rank keeps.
-          state: from `init`, or the update before.
-          reduced: from `reduce`.
+          state: from `send`.
+          sent: from there.
           key: for rounding, alike on all ranks.
+          phase: which phase of 1-bit Adam the step is, where `tx` has phases.
         """
         own, held = layout.own(params), layout.unlead(state)
+        run = self._update(phase)
 
         def transformed() -> tuple[Any, UnitState]:
-            updates, tx = self.tx.update(reduced.grads, held.tx, wide(own))
+            updates, tx = run(sent.value, held.tx, wide(own))
             new, rounding = self.rounding.apply(own, updates, held.rounding, key)
             return new, UnitState(tx, rounding)
 
-        new, new_held = where(reduced.finite, transformed, (own, held))
-        return Applied(
-            layout.kept(new), layout.lead(new_held), reduced.square, reduced.finite
+        new, new_held = where(sent.finite, transformed, (own, held))
+        return Applied(new, layout.lead(new_held), sent.square, sent.finite)
+
+    def _update(self, phase: Phase | None) -> Callable[[Any, Any, Any], Any]:
+        tx = self.tx
+        if phase is not None and isinstance(tx, StagedTransformation):
+            return lambda value, state, params: tx.receive(value, state, params, phase)
+        return lambda value, state, params: tx.update(
+            value, state, params, phase=phase, is_finite=True
         )
 
     def rank_mean(self, square: jax.Array) -> jax.Array:

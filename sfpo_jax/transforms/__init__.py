@@ -21,17 +21,22 @@ from sfpo_jax.transforms._onebit_adam import onebit_adam as onebit_adam
 from sfpo_jax.transforms._onebit_adam import (
     scale_by_onebit_adam as scale_by_onebit_adam,
 )
-from sfpo_jax.transforms._onebit_core import COMPRESSED_SCOPE as COMPRESSED_SCOPE
-from sfpo_jax.transforms._onebit_core import WARMUP_SCOPE as WARMUP_SCOPE
 from sfpo_jax.transforms._onebit_core import (
     ScaleByOnebitAdamState as ScaleByOnebitAdamState,
 )
+from sfpo_jax.transforms._phase import COMPRESSED_SCOPE as COMPRESSED_SCOPE
+from sfpo_jax.transforms._phase import SCOPES as SCOPES
+from sfpo_jax.transforms._phase import WARMUP_SCOPE as WARMUP_SCOPE
+from sfpo_jax.transforms._phase import Phase as Phase
+from sfpo_jax.transforms._phase import compresses_next as compresses_next
 from sfpo_jax.transforms._rounding import Rounding as Rounding
 from sfpo_jax.transforms._rounding import make_rounding as make_rounding
+from sfpo_jax.transforms._run_once import run_once as run_once
 from sfpo_jax.transforms._sfpo import SfpoState as SfpoState
 from sfpo_jax.transforms._sfpo import sfpo as sfpo
 from sfpo_jax.transforms._sparsify import SparsifyState as SparsifyState
 from sfpo_jax.transforms._sparsify import sparsify as sparsify
+from sfpo_jax.transforms._staged import StagedTransformation as StagedTransformation
 from sfpo_jax.transforms._state import PerRank as PerRank
 from sfpo_jax.transforms._state import is_per_rank as is_per_rank
 from sfpo_jax.transforms._state import state_specs as state_specs

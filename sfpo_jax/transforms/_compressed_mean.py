@@ -109,6 +109,8 @@ def compressed_mean(
         updates: optax.Updates,
         state: Any,
         params: optax.Params | None = None,
+        *,
+        is_finite: bool = False,
         **extra_args: Any,
     ) -> tuple[optax.Updates, CompressedMeanState]:
         del params, extra_args
@@ -145,8 +147,11 @@ def compressed_mean(
             new = per_rank(new, axis_name)
             return mean.leaves, CompressedMeanState(PerRank(new[0]), PerRank(new[1]))
 
-        taken = all_finite(chosen.chosen(), axis_name)
-        means, state = lax.cond(taken, reduce, skip)
+        if is_finite:
+            means, state = reduce()
+        else:
+            taken = all_finite(chosen.chosen(), axis_name)
+            means, state = lax.cond(taken, reduce, skip)
         return chosen.replace(means), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

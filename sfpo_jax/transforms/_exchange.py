@@ -11,7 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from sfpo_jax._validate import Scalar
-from sfpo_jax.collectives import AxisName, Bucket, exchange_signs, reduce_leaves
+from sfpo_jax.collectives import (
+    AxisName,
+    Bucket,
+    reduce_leaves,
+    send_signs,
+    serve_and_gather,
+)
 from sfpo_jax.compression import Compressor
 from sfpo_jax.kernels import (
     AdamFactors,
@@ -43,13 +49,19 @@ class Momenta(NamedTuple):
     nu: Arrays
 
 
+class Sent(NamedTuple):
+    """What is on its way between the halves of a compressed step."""
+
+    way: Any
+    worker_error: Arrays  # [] without error feedback
+
+
 class Averaged(NamedTuple):
-    """What it leaves."""
+    """What a compressed step leaves."""
 
     moved: Arrays  # directions, or new parameters where a target was given
     mu: Arrays
     payload: Any  # the mean as it came off the wire, of each bucket's groups
-    worker_error: Arrays  # [] without error feedback
     server_error: Any
 
 
@@ -67,16 +79,12 @@ class Exchange(NamedTuple):
     def mean(self, leaves: Arrays, errors: Arrays, server_error: Any) -> Mean:
         """The mean over the axis of leaves + errors, all entries live."""
         if self.is_fused(leaves[0].dtype):
-            found = exchange_signs(
-                self.buckets,
-                leaves,
-                relaxation=self._relaxation(),
-                axis_name=self.axis_name,
-                worker_error=errors,
-                server_error=server_error,
+            sent = send_signs(
+                self.buckets, leaves, worker_error=errors, **self._signs()
             )
+            found = serve_and_gather(self.buckets, sent, server_error, **self._signs())
             values = self._decode_signs(found.payload, leaves, [])
-            return Mean(values, found.worker_error, found.server_error)
+            return Mean(values, sent.worker_error, found.server_error)
         if errors:
             leaves = [x + e for x, e in zip(leaves, errors, strict=True)]
         live = [bucket.live() for bucket in self.buckets]
@@ -86,16 +94,50 @@ class Exchange(NamedTuple):
         errors = reduced.worker_error if errors else []
         return Mean(reduced.mean, errors, reduced.server_error)
 
-    def average(
-        self, start: Momenta, b1: Scalar, factors: AdamFactors, target: Target | None
-    ) -> Averaged:
-        """The mean over the axis of b1 m + (1 - b1) g + e, and where it leads."""
+    def send(self, start: Momenta, b1: Scalar) -> Sent:
+        """First half of the mean over the axis of b1 m + (1 - b1) g + e."""
         if start.nu and self.is_fused(start.nu[0].dtype):
-            return self._average_signs(start, b1, factors, target)
-        found = self._average_rows(start, b1, factors)
-        if target is None:
-            return found
-        return found._replace(moved=target.moved(found.moved))
+            sent = send_signs(
+                self.buckets,
+                start.grads,
+                momentum=start.mu,
+                b1=b1,
+                worker_error=start.errors,
+                variance=start.nu,
+                **self._signs(),
+            )
+            return Sent(sent._replace(worker_error=[]), sent.worker_error)
+        return self._send_rows(start, b1)
+
+    def receive(
+        self,
+        way: Any,
+        nu: Arrays,
+        server_error: Any,
+        factors: AdamFactors,
+        target: Target | None,
+    ) -> Averaged:
+        """Second half, and where the mean leads.
+
+        Args:
+          way: of `send`.
+          nu: the variance, as it was there.
+          server_error: of each bucket's groups; None without feedback.
+          factors: of the update.
+          target: what is to move, None for directions.
+        """
+        if nu and self.is_fused(nu[0].dtype):
+            return self._receive_signs(way, nu, server_error, factors, target)
+        mean, payload, server_error = way
+        raised = [
+            [raised_variance(x, factors.nu_floor) for x in bucket.pack(nu)]
+            for bucket in self.buckets
+        ]
+        variances = unpack(self.buckets, raised, [v.shape for v in nu])
+        moved = directions(mean, variances, factors)
+        if target is not None:
+            moved = target.moved(moved)
+        return Averaged(moved, mean, payload, server_error)
 
     def decode(self, payload: Any, nu: Arrays) -> Arrays:
         """The momentum of each leaf that a payload stands for, 0 where nu is."""
@@ -108,9 +150,12 @@ class Exchange(NamedTuple):
             rows.append([self.compressor.decode(group, mask) for group, mask in pairs])
         return unpack(self.buckets, rows, [v.shape for v in nu])
 
-    def _relaxation(self) -> float:
+    def _signs(self) -> dict[str, Any]:
         assert self.compressor.relaxation is not None
-        return self.compressor.relaxation
+        return {
+            "relaxation": self.compressor.relaxation,
+            "axis_name": self.axis_name,
+        }
 
     def _decode_signs(self, payload: Any, like: Arrays, nu: Arrays) -> Arrays:
         values = list(like)
@@ -122,27 +167,22 @@ class Exchange(NamedTuple):
                 values[leaf] = value
         return values
 
-    def _average_signs(
-        self, start: Momenta, b1: Scalar, factors: AdamFactors, target: Target | None
+    def _receive_signs(
+        self,
+        way: Any,
+        nu: Arrays,
+        server_error: Any,
+        factors: AdamFactors,
+        target: Target | None,
     ) -> Averaged:
-        mean = exchange_signs(
-            self.buckets,
-            start.grads,
-            relaxation=self._relaxation(),
-            axis_name=self.axis_name,
-            momentum=start.mu,
-            b1=b1,
-            worker_error=start.errors,
-            server_error=start.server_error,
-            variance=start.nu,
-        )
+        mean = serve_and_gather(self.buckets, way, server_error, **self._signs())
         is_in_place = target is not None and all(
             p.dtype == jnp.float32 for p in target.params
         )
-        moved, mu = list(start.nu), list(start.nu)
+        moved, mu = list(nu), list(nu)
         for bucket, groups in zip(self.buckets, mean.payload, strict=True):
             signs, scales = [x.signs for x in groups], [x.scales for x in groups]
-            update = (bucket, signs, scales, bucket.of(start.nu))
+            update = (bucket, signs, scales, bucket.of(nu))
             if target is not None and is_in_place:
                 found = onebit_apply(
                     *update,
@@ -158,11 +198,10 @@ class Exchange(NamedTuple):
                 moved[leaf], mu[leaf] = new, m
         if target is not None and not is_in_place:
             moved = target.moved(moved)
-        return Averaged(moved, mu, mean.payload, mean.worker_error, mean.server_error)
+        return Averaged(moved, mu, mean.payload, mean.server_error)
 
-    def _average_rows(
-        self, start: Momenta, b1: Scalar, factors: AdamFactors
-    ) -> Averaged:
+    def _send_rows(self, start: Momenta, b1: Scalar) -> Sent:
+        """Both phases: what is on its way has arrived."""
         total = [
             b1 * m + (1 - b1) * g for m, g in zip(start.mu, start.grads, strict=True)
         ]
@@ -177,18 +216,8 @@ class Exchange(NamedTuple):
             [tuple(rows > 0 for rows in groups) for groups in variances],
             self.axis_name,
         )
-        raised = [
-            [raised_variance(x, factors.nu_floor) for x in groups]
-            for groups in variances
-        ]
-        nu = unpack(self.buckets, raised, [v.shape for v in start.nu])
-        return Averaged(
-            directions(reduced.mean, nu, factors),
-            reduced.mean,
-            reduced.payload,
-            reduced.worker_error if start.errors else [],
-            reduced.server_error,
-        )
+        way = (reduced.mean, reduced.payload, reduced.server_error)
+        return Sent(way, reduced.worker_error if start.errors else [])
 
 
 def directions(mu: Arrays, nu: Arrays, factors: AdamFactors) -> Arrays:

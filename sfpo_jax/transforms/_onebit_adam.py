@@ -18,13 +18,14 @@ from sfpo_jax.collectives import AxisName
 from sfpo_jax.compression import Compressor, sign
 from sfpo_jax.transforms._freeze import WarmupSteps, freeze_rule
 from sfpo_jax.transforms._in_place import (
-    InPlaceTransformation,
     Target,
     make_target,
 )
 from sfpo_jax.transforms._moments import resolve_kind
 from sfpo_jax.transforms._onebit_core import OnebitAdam, ScaleByOnebitAdamState
-from sfpo_jax.transforms._state import MaskOrFn, bucket_entries
+from sfpo_jax.transforms._phase import Phase
+from sfpo_jax.transforms._staged import StagedTransformation
+from sfpo_jax.transforms._state import MaskOrFn, bucket_entries, select
 
 _FLOATS = ("float32", "bfloat16", "float64")
 
@@ -80,10 +81,12 @@ def scale_by_onebit_adam(
         updates: optax.Updates,
         state: Any,
         params: optax.Params | None = None,
+        *,
+        phase: Phase | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
         del params, extra_args
-        chosen, directions, state, _ = core.step(updates, state)
+        chosen, directions, state, _ = core.step(updates, state, phase=phase)
         return chosen.replace(directions), state
 
     return optax.GradientTransformationExtraArgs(core.init, update_fn)
@@ -108,7 +111,7 @@ def onebit_adam(
     error_dtype: Any = None,
     mask: MaskOrFn = None,
     bucket_size: str = "256MB",
-) -> InPlaceTransformation:
+) -> StagedTransformation:
     r"""1-bit Adam with decoupled weight decay (Tang et al. 2021).
 
     Exact AdamW on the exactly averaged gradient for `warmup_steps` steps; then the
@@ -202,6 +205,8 @@ def onebit_adam(
         updates: optax.Updates,
         state: Any,
         params: optax.Params | None = None,
+        *,
+        phase: Phase | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
         del extra_args
@@ -211,7 +216,7 @@ def onebit_adam(
                 "`tx.update(grads, state, params)`."
             )
         target = target_of(updates, params, state)
-        chosen, directions, new_state, taken = core.step(updates, state)
+        chosen, directions, new_state, taken = core.step(updates, state, phase=phase)
         steps = [jnp.where(taken, x, 0) for x in target.steps(directions)]
         return chosen.replace(steps), new_state
 
@@ -221,11 +226,20 @@ def onebit_adam(
         leaves = chosen.treedef.flatten_up_to(params)
         return chosen._replace(leaves=leaves).replace(moved), new_state
 
+    def send_fn(updates: Any, state: Any, phase: Phase) -> tuple[Any, Any]:
+        return core.send(select(updates), state, phase)
+
+    def receive_fn(way: Any, state: Any, params: Any, phase: Phase) -> tuple[Any, Any]:
+        chosen = select(params)
+        target = target_of(params, params, state)
+        found, new_state = core.receive(chosen, way, state, phase)
+        return chosen.replace(target.steps(found)), new_state
+
     def target_of(updates: Any, params: Any, state: Any) -> Target:
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
         return make_target(updates, params, rate, weight_decay, mask, has_decay)
 
-    return InPlaceTransformation(core.init, update_fn, apply_fn)
+    return StagedTransformation(core.init, update_fn, apply_fn, send_fn, receive_fn)
 
 
 def _core(

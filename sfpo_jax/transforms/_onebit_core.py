@@ -26,6 +26,7 @@ date with the weight of the k steps that it stands for:
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -63,6 +64,7 @@ from sfpo_jax.transforms._moments import (
     store,
     zeros_moment,
 )
+from sfpo_jax.transforms._phase import SCOPES, Phase
 from sfpo_jax.transforms._run_once import run_once
 from sfpo_jax.transforms._state import (
     PerRank,
@@ -78,10 +80,6 @@ from sfpo_jax.transforms._state import (
 
 Carry = tuple[Arrays, "ScaleByOnebitAdamState"]
 
-# Names of the two phases in a compiled program's metadata.
-WARMUP_SCOPE = "sfpo_warmup"
-COMPRESSED_SCOPE = "sfpo_compressed"
-
 
 class ScaleByOnebitAdamState(NamedTuple):
     """State of `scale_by_onebit_adam` and `onebit_adam`.
@@ -93,20 +91,11 @@ class ScaleByOnebitAdamState(NamedTuple):
     # Steps that were not skipped, int32[].
     count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
     freeze: FreezeState  # when the variance freezes
+    compresses_next: jax.Array  # bool[], whether the next step sends bits
     mu: Any  # tree, first moment; packed: its payload, of each bucket's groups
     nu: Any  # tree, second moment
     worker_error: PerRank  # tree; packed: the first moment during the warm-up
     server_error: PerRank  # [rows / N, width] of each bucket's groups
-
-
-def is_compressed_step(
-    state: ScaleByOnebitAdamState, refresh_every: Scalar | None
-) -> jax.Array:
-    """Whether the next step sends the momentum compressed, bool[]."""
-    since = _since_freeze(state)
-    if refresh_every is None:
-        return since >= 0
-    return (since >= 0) & ((since + 1) % refresh_every != 0)
 
 
 def _since_freeze(state: ScaleByOnebitAdamState) -> jax.Array:
@@ -160,6 +149,7 @@ class OnebitAdam:
         return ScaleByOnebitAdamState(
             count=jnp.zeros([], jnp.int32),
             freeze=self.freeze.init(),
+            compresses_next=jnp.bool_(False),
             mu=packed if self.is_packed else zeros(self.mu_dtype, True),
             nu=zeros(self.nu_dtype, False),
             worker_error=PerRank(worker),
@@ -171,33 +161,35 @@ class OnebitAdam:
         updates: optax.Updates,
         state: ScaleByOnebitAdamState,
         target: Target | None = None,
+        phase: Phase | None = None,
     ) -> tuple[Selection, Arrays, ScaleByOnebitAdamState, jax.Array]:
         """One step: (leaves, directions u, new state, whether it was taken).
 
-        With a target its new parameters come in place of the directions.
+        Args:
+          updates: this rank's gradients.
+          state: from `init`, or the step before.
+          target: what is to move; its new parameters come in place of the directions.
+          phase: which phase this step is, where the caller has decided, and has agreed
+            over the axis that all gradients are finite.
         """
         chosen = select(updates)
         work = chosen.working_dtype()
         warn_if_reduced(chosen.chosen(), self.axis_name)
         self._check_packed(state)
-        taken = all_finite(chosen.chosen(), self.axis_name)
-        is_compressed = is_compressed_step(state, self.refresh_every)
 
-        def warmup(carry: Carry) -> Carry:
-            with jax.named_scope(WARMUP_SCOPE):
+        def run(carry: Carry, phase: Phase) -> Carry:
+            with jax.named_scope(SCOPES[phase]):
                 held = carry[1]
-                if self.is_packed and _axes(held) != _axes(state):
+                if phase == "warmup" and self.is_packed and _axes(held) != _axes(state):
                     # The first moment that lies there is alike on all ranks, which the
                     # checks would no longer see.
                     held = held._replace(worker_error=state.worker_error)
-                found, new = self._warmup(chosen, held)
-                found = found if target is None else target.moved(found)
+                way, held = self.send(chosen, held, phase)
+                found, new = self.receive(chosen, way, held, phase, target)
                 return found, self._with_own_errors(new)
 
-        def compressed(carry: Carry) -> Carry:
-            with jax.named_scope(COMPRESSED_SCOPE):
-                found, new = self._compressed(chosen, carry[1], target)
-                return found, self._with_own_errors(new)
+        warmup = partial(run, phase="warmup")
+        compressed = partial(run, phase="compressed")
 
         if target is None:
             # Made of v, they vary over the same axes as what will take their place.
@@ -205,20 +197,59 @@ class OnebitAdam:
         else:
             start = target.params
         carry = (start, self._with_own_errors(state))
-        carry = run_once(taken & ~is_compressed, warmup, carry)
-        found, state = run_once(taken & is_compressed, compressed, carry)
+        if phase is not None:
+            found, state = (warmup if phase == "warmup" else compressed)(carry)
+            return chosen, found, state, jnp.bool_(True)
+        taken = all_finite(chosen.chosen(), self.axis_name)
+        carry = run_once(taken & ~state.compresses_next, warmup, carry)
+        found, state = run_once(taken & state.compresses_next, compressed, carry)
         return chosen, found, state, taken
 
+    def send(
+        self, chosen: Selection, state: ScaleByOnebitAdamState, phase: Phase
+    ) -> tuple[Any, ScaleByOnebitAdamState]:
+        """(what is on its way, state): the first half of a step.
+
+        The warm-up's exact mean of the gradients; afterwards the momentum, sent.
+        """
+        if phase == "warmup":
+            return axis_mean(chosen.widened(), self.axis_name), state
+        return self._send(chosen, state)
+
+    def receive(
+        self,
+        chosen: Selection,
+        way: Any,
+        state: ScaleByOnebitAdamState,
+        phase: Phase,
+        target: Target | None = None,
+    ) -> tuple[Arrays, ScaleByOnebitAdamState]:
+        """(directions, or a target's new parameters; new state): the second half.
+
+        Args:
+          chosen: the leaves, of which only shapes and dtypes are read.
+          way: of `send`.
+          state: of `send`.
+          phase: as there.
+          target: what is to move.
+        """
+        if phase == "compressed":
+            return self._receive(chosen, way, state, target)
+        found, state = self._warmup(chosen, way, state)
+        return (found if target is None else target.moved(found)), state
+
     def _warmup(
-        self, chosen: Selection, state: ScaleByOnebitAdamState
+        self, chosen: Selection, grads: Arrays, state: ScaleByOnebitAdamState
     ) -> tuple[Arrays, ScaleByOnebitAdamState]:
         """Adam, bias-corrected, on the exact mean; after the freeze, a refresh of v."""
         b1, b2, work = self.b1, self.b2, chosen.working_dtype()
-        is_refresh = _since_freeze(state) >= 0
+        since = _since_freeze(state)
+        is_refresh = since >= 0
         if self.refresh_every is not None:
-            b2 = jnp.where(is_refresh, jnp.power(b2, self.refresh_every), b2)
+            # A dense step out of turn stands for itself alone.
+            is_due = is_refresh & ((since + 1) % self.refresh_every == 0)
+            b2 = jnp.where(is_due, jnp.power(b2, self.refresh_every), b2)
             b2 = b2.astype(work)
-        grads = axis_mean(chosen.widened(), self.axis_name)
         worker = own(state.worker_error.tree, self.axis_name)
         mu = _load(work, chosen.read(worker if self.is_packed else state.mu))
         mu = [b1 * m + (1 - b1) * g for m, g in zip(mu, grads, strict=True)]
@@ -255,19 +286,18 @@ class OnebitAdam:
         return found, state._replace(
             count=count,
             freeze=freeze,
+            compresses_next=self._compresses(count, freeze),
             nu=chosen.state([node for _, node in pairs]),
         )
 
-    def _compressed(
-        self, chosen: Selection, state: ScaleByOnebitAdamState, target: Target | None
-    ) -> tuple[Arrays, ScaleByOnebitAdamState]:
-        """Adam with v frozen and the mean of the momenta compressed."""
+    def _send(
+        self, chosen: Selection, state: ScaleByOnebitAdamState
+    ) -> tuple[Any, ScaleByOnebitAdamState]:
+        """The momentum, with what earlier steps lost."""
         work = chosen.working_dtype()
-        buckets = self._buckets(chosen, axis_size(self.axis_name))
-        exchange = Exchange(self.compressor, buckets, self.axis_name)
+        exchange = self._exchange(chosen)
         nu = _load(work, chosen.read(state.nu))
         worker = own(state.worker_error.tree, self.axis_name)
-        server = own(state.server_error.tree, self.axis_name)
         has_errors = self.has_feedback or self.is_packed
         errors = _load(work, chosen.read(worker)) if has_errors else []
         if self.is_packed:
@@ -277,30 +307,66 @@ class OnebitAdam:
             errors = [jnp.where(is_first, 0, e) for e in errors]
         else:
             mu = _load(work, chosen.read(state.mu))
-        count = increment(state.count)
         start = Momenta(
             grads=chosen.widened(),
             mu=mu,
             errors=errors if self.has_feedback else [],
-            server_error=(
-                [_load(work, rows) for rows in server] if self.has_feedback else None
-            ),
+            server_error=self._server_error(state, work),
             nu=nu,
         )
-        factors = self._factors(count, self._last_refresh(state), work)
-        found = exchange.average(start, self.b1, factors, target)
+        sent = exchange.send(start, self.b1)
         if self.has_feedback:
-            held = self._hold(chosen, found.worker_error, worker)
+            held = self._hold(chosen, sent.worker_error, worker)
+            state = state._replace(worker_error=PerRank(per_rank(held, self.axis_name)))
+        return sent.way, state
+
+    def _receive(
+        self,
+        chosen: Selection,
+        way: Any,
+        state: ScaleByOnebitAdamState,
+        target: Target | None,
+    ) -> tuple[Arrays, ScaleByOnebitAdamState]:
+        """Adam with v frozen, by the mean of the momenta."""
+        work = chosen.working_dtype()
+        nu = _load(work, chosen.read(state.nu))
+        count = increment(state.count)
+        factors = self._factors(count, self._last_refresh(state), work)
+        found = self._exchange(chosen).receive(
+            way, nu, self._server_error(state, work), factors, target
+        )
+        if self.has_feedback:
+            server = own(state.server_error.tree, self.axis_name)
             server = jax.tree.map(store, found.server_error, server)
             state = state._replace(
-                worker_error=PerRank(per_rank(held, self.axis_name)),
-                server_error=PerRank(per_rank(server, self.axis_name)),
+                server_error=PerRank(per_rank(server, self.axis_name))
             )
         if self.is_packed:
             mu = found.payload
         else:
             mu = self._hold(chosen, found.mu, state.mu)
-        return found.moved, state._replace(count=count, mu=mu)
+        compresses_next = self._compresses(count, state.freeze)
+        return found.moved, state._replace(
+            count=count, compresses_next=compresses_next, mu=mu
+        )
+
+    def _exchange(self, chosen: Selection) -> Exchange:
+        buckets = self._buckets(chosen, axis_size(self.axis_name))
+        return Exchange(self.compressor, buckets, self.axis_name)
+
+    def _server_error(self, state: ScaleByOnebitAdamState, work: Any) -> Any:
+        """This rank's, of each bucket's groups; None without feedback."""
+        if not self.has_feedback:
+            return None
+        held = own(state.server_error.tree, self.axis_name)
+        return [_load(work, rows) for rows in held]
+
+    def _compresses(self, count: jax.Array, freeze: FreezeState) -> jax.Array:
+        """Whether the step after `count` sends the momentum compressed, bool[]."""
+        since = count - freeze.step
+        if self.refresh_every is None:
+            return since >= 0
+        return (since >= 0) & ((since + 1) % self.refresh_every != 0)
 
     def _factors(
         self, count: jax.Array, updated_at: jax.Array, work: Any

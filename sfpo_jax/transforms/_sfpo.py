@@ -12,10 +12,10 @@ from sfpo_jax.collectives import AxisName
 from sfpo_jax.compression import sign
 from sfpo_jax.schedules import cosine_sparsity
 from sfpo_jax.transforms._freeze import WarmupSteps
-from sfpo_jax.transforms._in_place import InPlaceTransformation
 from sfpo_jax.transforms._onebit_adam import onebit_adam
-from sfpo_jax.transforms._onebit_core import is_compressed_step
+from sfpo_jax.transforms._phase import Phase
 from sfpo_jax.transforms._sparsify import sparsify
+from sfpo_jax.transforms._staged import StagedTransformation
 from sfpo_jax.transforms._state import MaskOrFn
 
 
@@ -50,7 +50,7 @@ def sfpo(
     error_dtype: Any = None,
     mask: MaskOrFn = None,
     bucket_size: str = "256MB",
-) -> InPlaceTransformation:
+) -> StagedTransformation:
     """SFPO: cosine-annealed sparsification of gradients, then 1-bit Adam.
 
     Like ``optax.chain(sparsify(cosine_sparsity(base_sparsity, total_steps,
@@ -127,20 +127,32 @@ def sfpo(
     def init_fn(params: optax.Params) -> SfpoState:
         return SfpoState(masking.init(params), adam.init(params))
 
-    def masked(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
+    def masked(
+        updates: Any, state: Any, params: Any, phase: Phase | None = None
+    ) -> tuple[Any, Any]:
         # A step that brings the variance up to date needs the whole gradient.
-        is_on = is_compressed_step(state.onebit_adam, refresh_every)
-        return masking.update(updates, state.sparsify, params, sparsity_is_on=is_on)
+        is_on = state.onebit_adam.compresses_next
+        if phase is not None:
+            is_on = jnp.bool_(phase == "compressed")
+        return masking.update(
+            updates,
+            state.sparsify,
+            params,
+            sparsity_is_on=is_on,
+            is_finite=phase is not None,
+        )
 
     def update_fn(
         updates: optax.Updates,
         state: Any,
         params: optax.Params | None = None,
+        *,
+        phase: Phase | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, SfpoState]:
         del extra_args
-        updates, sparse = masked(updates, state, params)
-        updates, adapted = adam.update(updates, state.onebit_adam, params)
+        updates, sparse = masked(updates, state, params, phase)
+        updates, adapted = adam.update(updates, state.onebit_adam, params, phase=phase)
         return updates, SfpoState(sparse, adapted)
 
     def apply_fn(updates: Any, state: Any, params: Any) -> tuple[Any, SfpoState]:
@@ -148,7 +160,18 @@ def sfpo(
         params, adapted = adam.apply(updates, state.onebit_adam, params)
         return params, SfpoState(sparse, adapted)
 
-    return InPlaceTransformation(init_fn, update_fn, apply_fn)
+    def send_fn(updates: Any, state: Any, phase: Phase) -> tuple[Any, SfpoState]:
+        updates, sparse = masked(updates, state, None, phase)
+        way, adapted = adam.send(updates, state.onebit_adam, phase)
+        return way, SfpoState(sparse, adapted)
+
+    def receive_fn(
+        way: Any, state: Any, params: Any, phase: Phase
+    ) -> tuple[Any, SfpoState]:
+        updates, adapted = adam.receive(way, state.onebit_adam, params, phase)
+        return updates, state._replace(onebit_adam=adapted)
+
+    return StagedTransformation(init_fn, update_fn, apply_fn, send_fn, receive_fn)
 
 
 def _default_warmup(total_steps: Scalar) -> Any:

@@ -127,6 +127,7 @@ def sparsify(
         params: optax.Params | None = None,
         *,
         sparsity_is_on: jax.Array | bool = True,
+        is_finite: bool = False,
         **extra_args: Any,
     ) -> tuple[optax.Updates, SparsifyState]:
         del params, extra_args
@@ -134,7 +135,9 @@ def sparsify(
         is_on = jnp.asarray(sparsity_is_on)
         share = jnp.where(is_on, jnp.asarray(share, jnp.float32), 0.0)
         chosen = select(updates, mask)
-        finite = all_finite(select(updates).chosen(), axis_name)
+        finite = jnp.bool_(True)
+        if not is_finite:
+            finite = all_finite(select(updates).chosen(), axis_name)
         grads = chosen.widened()
         residual = _read(chosen, state.residual, has_residual, axis_name)
         velocity = _read(chosen, state.velocity, momentum is not None, axis_name)

@@ -1,0 +1,43 @@
+"""The two phases of 1-bit Adam, and how a step decides on them for all its parts.
+
+By itself a transformation decides in the compiled program, in a loop of one turn or
+none. Its transfers then lie inside that loop, where no arithmetic outside can run
+beside them. A step that updates many units, and has arithmetic to run meanwhile,
+decides once for all of them and says so: `tx.update(..., phase=, is_finite=True)`.
+"""
+
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+
+Phase = Literal["warmup", "compressed"]
+
+# Names of the two phases in a compiled program's metadata.
+WARMUP_SCOPE = "sfpo_warmup"
+COMPRESSED_SCOPE = "sfpo_compressed"
+SCOPES: dict[Phase, str] = {"warmup": WARMUP_SCOPE, "compressed": COMPRESSED_SCOPE}
+
+
+@runtime_checkable
+class HasPhase(Protocol):
+    """State of a transformation that has the two phases."""
+
+    compresses_next: jax.Array  # bool[], or led by axes of units stacked
+
+
+def compresses_next(state: Any) -> jax.Array | None:
+    """Whether the next step is a compressed one for all units in a state, bool[].
+
+    Units go out of step where one has skipped an update of its own. As long as one of
+    them needs a dense step, all take one. None: nothing in the state has phases.
+    """
+
+    def is_phased(node: Any) -> bool:
+        return isinstance(node, HasPhase)
+
+    nodes = [n for n in jax.tree.leaves(state, is_leaf=is_phased) if is_phased(n)]
+    if not nodes:
+        return None
+    ready = [jnp.all(node.compresses_next) for node in nodes]
+    return jnp.all(jnp.stack(ready))
