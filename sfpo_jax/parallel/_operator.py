@@ -57,11 +57,14 @@ class Operator(NamedTuple):
         return Ring(self.axis_name, size, pieces, self.prefetch_depth)
 
 
+_DEFAULT = Operator()
+
+
 def column_parallel(
     x: jax.Array,
     kernel: jax.Array,
     bias: jax.Array | None = None,
-    operator: Operator = Operator(),
+    operator: Operator = _DEFAULT,
 ) -> jax.Array:
     """x kernel + bias for the rows of all ranks and this rank's columns.
 
@@ -99,7 +102,11 @@ def column_parallel(
     _check(x, kernel, bias)
     ring = operator.ring()
     is_shared = ring.size > 1
-    y = all_gather_matmul(x, kernel, ring) if is_shared else product(x, kernel).astype(x.dtype)
+    y = (
+        all_gather_matmul(x, kernel, ring)
+        if is_shared
+        else product(x, kernel).astype(x.dtype)
+    )
     return _with_bias(y, bias)
 
 
@@ -107,7 +114,7 @@ def row_parallel(
     x: jax.Array,
     kernel: jax.Array,
     bias: jax.Array | None = None,
-    operator: Operator = Operator(),
+    operator: Operator = _DEFAULT,
 ) -> jax.Array:
     """x kernel + bias, summed over the ranks, for this rank's rows.
 
@@ -156,7 +163,7 @@ def row_parallel(
 
 def shard_sequence(
     x: jax.Array,
-    operator: Operator = Operator(),
+    operator: Operator = _DEFAULT,
     *,
     axis: int = -2,
     fill: Any = 0,

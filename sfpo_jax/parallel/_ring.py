@@ -1,10 +1,13 @@
 """Pieces that go round a ring of ranks while the products of others are computed.
 
-Each rank sends to the next one only, so all links of the ring carry equal loads and
+A rank sends to its neighbours only, so all links of the ring carry equal loads and
 nobody ever holds the whole array. A rank's part is cut into pieces, because a transfer
-can hide under a product only if there is another piece to multiply meanwhile.
+can hide under a product only if there is another piece to multiply meanwhile. Every
+other piece goes the other way round: a link has two directions, and a compiler does not
+join two transfers that go different ways into a large one.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,21 +19,23 @@ from sfpo_jax.collectives import widen
 
 
 class Ring(NamedTuple):
-    """The ranks of a mesh axis, each of which sends to the next."""
+    """The ranks of a mesh axis, each of which sends to its neighbours."""
 
     axis_name: str
     size: int  # ranks
     pieces: int  # into which each rank's rows are cut
     depth: int  # pieces in flight at most
 
-    def send(self, x: jax.Array) -> jax.Array:
-        """What the rank before holds."""
-        pairs = [(rank, (rank + 1) % self.size) for rank in range(self.size)]
+    def send(self, x: jax.Array, piece: int) -> jax.Array:
+        """What the rank behind holds of this piece."""
+        way = _way(piece)
+        pairs = [(rank, (rank + way) % self.size) for rank in range(self.size)]
         return lax.ppermute(x, self.axis_name, pairs)
 
-    def rank_behind(self, distance: int) -> jax.Array:
-        """The rank so many places before this one, int32 scalar."""
-        return lax.rem(lax.axis_index(self.axis_name) + self.size - distance, self.size)
+    def rank_behind(self, hops: int, piece: int) -> jax.Array:
+        """The rank from which a piece gets here in so many hops, int32 scalar."""
+        ahead = -hops * _way(piece) % self.size
+        return lax.rem(lax.axis_index(self.axis_name) + ahead, jnp.int32(self.size))
 
     def cuts(self, rows: int) -> list[tuple[int, int]]:
         """(first row, rows) of each piece; their sizes differ by one at most.
@@ -45,7 +50,7 @@ class Ring(NamedTuple):
                 f"{max(rows, 1) * self.size} or less, or take longer sequences"
             )
         bounds = [rows * i // self.pieces for i in range(self.pieces + 1)]
-        return [(a, b - a) for a, b in zip(bounds, bounds[1:], strict=False)]
+        return [(a, b - a) for a, b in itertools.pairwise(bounds)]
 
 
 def rotate(
@@ -72,23 +77,25 @@ def rotate(
     held = [lax.slice_in_dim(x, a, a + n, axis=-2) for a, n in cuts]
     transfers = ring.pieces * (ring.size - 1)
     for place in range(min(ring.depth, transfers)):
-        held.append(ring.send(held[place]))
+        held.append(ring.send(held[place], place % ring.pieces))
+    products: Any = ()
     for turn in range(ring.pieces * ring.size):
-        owner = ring.rank_behind(turn // ring.pieces)
-        first, _ = cuts[turn % ring.pieces]
-        products = multiply(held[turn], owner, first)
+        hops, piece = divmod(turn, ring.pieces)
+        owner, first = ring.rank_behind(hops, piece), cuts[piece][0]
+        # In turn: products that wait for nothing are joined into a large one.
+        products = multiply(after(held[turn], products), owner, first)
         carry = fold(carry, products, owner, first)
         place = turn + ring.depth
         if place < transfers:
             # One more may leave: the oldest in flight is here and this product done.
-            arrived = held[turn + ring.pieces]
-            held.append(ring.send(_after(held[place], (arrived, products))))
+            x = after(held[place], (held[turn + ring.pieces], products))
+            held.append(ring.send(x, place % ring.pieces))
     return carry
 
 
 def reduce(
     ring: Ring,
-    multiply: Callable[[jax.Array, int, int], jax.Array],
+    multiply: Callable[[jax.Array, int, int, Any], jax.Array],
     rows: int,
     dtype: Any,
 ) -> jax.Array:
@@ -96,8 +103,8 @@ def reduce(
 
     Args:
       ring: the ranks.
-      multiply: (rank, first row in its rows, rows) -> this rank's part of the sum for
-        these rows, [..., r, D], in float32 or wider.
+      multiply: (rank, first row in its rows, rows, what to wait for) -> this rank's
+        part of the sum for these rows, [..., r, D], in float32 or wider.
       rows: l, of each rank.
       dtype: of what travels and of the result.
 
@@ -108,24 +115,30 @@ def reduce(
     transfers = ring.pieces * (ring.size - 1)
     sent: list[jax.Array] = []
     done: list[jax.Array] = []
+    part: Any = ()
     for turn in range(ring.pieces * ring.size):
+        hops, piece = divmod(turn, ring.pieces)
         # The last rank to add is the one whose rows they are.
-        owner = ring.rank_behind(1 + turn // ring.pieces)
-        part = multiply(owner, *cuts[turn % ring.pieces])
-        if turn >= ring.pieces:
+        owner = ring.rank_behind(1 + hops, piece)
+        part = multiply(owner, *cuts[piece], part)
+        total = part
+        if hops:
             # A product that adds in place would have to wait for what it adds.
-            part = lax.optimization_barrier(part)
-            part = part + widen(sent[turn - ring.pieces])
-        part = part.astype(dtype)
+            total = lax.optimization_barrier(part) + widen(sent[turn - ring.pieces])
+        total = total.astype(dtype)
         if turn >= transfers:
-            done.append(part)
+            done.append(total)
             continue
         if turn >= ring.depth:
-            part = _after(part, sent[turn - ring.depth])
-        sent.append(ring.send(part))
+            total = after(total, sent[turn - ring.depth])
+        sent.append(ring.send(total, piece))
     return jnp.concatenate(done, axis=-2)
 
 
-def _after(x: jax.Array, others: Any) -> jax.Array:
+def after(x: jax.Array, others: Any) -> jax.Array:
     """x, which whoever reads it gets only when the others are there."""
     return lax.optimization_barrier((x, others))[0]
+
+
+def _way(piece: int) -> int:
+    return -1 if piece % 2 else 1

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sfpo_jax.parallel._ring import Ring, reduce, rotate
+from sfpo_jax.parallel._ring import Ring, after, reduce, rotate
+from sfpo_jax.parallel._stack_pass import wide_dtype
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -106,27 +107,27 @@ def _gathered_product(x_lxD: jax.Array, w_Dxf: jax.Array, ring: Ring) -> jax.Arr
 def _scattered_product(y_Lxf: jax.Array, w_fxD: jax.Array, ring: Ring) -> jax.Array:
     rows = y_Lxf.shape[-2] // ring.size
 
-    def multiply(owner: jax.Array, first: int, count: int) -> jax.Array:
-        return product(_rows(y_Lxf, owner * rows + first, count), w_fxD)
+    def multiply(owner: jax.Array, first: int, count: int, before: Any) -> jax.Array:
+        y = _rows(y_Lxf, owner * rows + first, count)
+        return product(after(y, before), w_fxD)
 
     return reduce(ring, multiply, rows, y_Lxf.dtype)
 
 
 def product(x: jax.Array, w: jax.Array) -> jax.Array:
     """x w in float32, float64 where given."""
-    return jnp.matmul(x, w, preferred_element_type=_wide(x.dtype))
+    return jnp.matmul(x, w, preferred_element_type=wide_dtype(x.dtype))
 
 
 def _outer(x_rxD: jax.Array, y_rxF: jax.Array) -> jax.Array:
     """Sum over leading axes and rows of x^T y, [D, F], in float32 or float64."""
     axes = tuple(range(x_rxD.ndim - 1))
     return lax.dot_general(
-        x_rxD, y_rxF, ((axes, axes), ((), ())), preferred_element_type=_wide(x_rxD.dtype)
+        x_rxD,
+        y_rxF,
+        ((axes, axes), ((), ())),
+        preferred_element_type=wide_dtype(x_rxD.dtype),
     )
-
-
-def _wide(dtype: Any) -> Any:
-    return jnp.promote_types(dtype, jnp.float32)
 
 
 def _rows(x: jax.Array, first: jax.Array, count: int) -> jax.Array:
