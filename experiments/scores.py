@@ -59,9 +59,12 @@ def masked_score(
     loss, is_correct, is_real = score(logits, labels)
     # Each rank sums its own tokens; the steps take the mean over ranks, not the sum.
     ranks = 1 if operator is None else operator.size()
-    weight = ranks / jnp.maximum(total, 1).astype(jnp.float32)
-    loss = (loss * is_real.astype(loss.dtype)).sum() * weight.astype(loss.dtype)
-    return loss, {"accuracy": (is_correct * is_real).sum() * weight}
+
+    def mean(x: jax.Array) -> jax.Array:
+        whole = jnp.maximum(total, 1).astype(x.dtype)
+        return ranks * (x * is_real.astype(x.dtype)).sum() / whole
+
+    return mean(loss), {"accuracy": mean(is_correct)}
 
 
 def total_score(
