@@ -33,14 +33,14 @@ def attend(
     """
     arrays = (q_BxLxNxK, k_BxLxNxK, v_BxLxNxK)
     B, L, _, K = q_BxLxNxK.shape
-    is_padded = tokens is not None and tokens < L
+    keys = L if tokens is None else min(tokens, L)
     if kind == "cudnn" or (kind == "auto" and _has_cudnn(q_BxLxNxK)):
         q, k, v = (checkpoint_name(x, "qkv") for x in arrays)
         mask = lengths = None
         if is_live_BxL is not None:
             mask = jnp.broadcast_to(is_live_BxL[:, None, None], (B, 1, L, L))
-        if is_padded:
-            lengths = jnp.full((B,), tokens, jnp.int32)
+        if keys < L:
+            lengths = jnp.full((B,), keys, jnp.int32)
         return jax.nn.dot_product_attention(
             q,
             k,
@@ -59,8 +59,8 @@ def attend(
     if is_causal:
         is_past_LxL = jnp.tril(jnp.ones((L, L), bool))
         scores_BxNxLxL = jnp.where(is_past_LxL[None, None], scores_BxNxLxL, -1e30)
-    if is_padded:
-        is_token_L = jnp.arange(L) < tokens
+    if keys < L:
+        is_token_L = jnp.arange(L) < keys
         scores_BxNxLxL = jnp.where(is_token_L[None, None, None], scores_BxNxLxL, -1e30)
     if is_live_BxL is not None:
         scores_BxNxLxL = jnp.where(is_live_BxL[:, None, None], scores_BxNxLxL, -1e30)

@@ -25,7 +25,8 @@ class ColumnLinear(nnx.Linear):
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
         if self.operator is None:
             return super().__call__(inputs, out_sharding)
-        return column_parallel(*_operands(self, inputs), self.operator)
+        x, kernel, bias = _operands(self, inputs)
+        return column_parallel(x, kernel, bias, self.operator)
 
 
 class RowLinear(nnx.Linear):
@@ -36,7 +37,8 @@ class RowLinear(nnx.Linear):
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
         if self.operator is None:
             return super().__call__(inputs, out_sharding)
-        return row_parallel(*_operands(self, inputs), self.operator)
+        x, kernel, bias = _operands(self, inputs)
+        return row_parallel(x, kernel, bias, self.operator)
 
 
 def _operands(layer: nnx.Linear, inputs: jax.Array) -> Any:

@@ -101,12 +101,9 @@ def column_parallel(
     """
     _check(x, kernel, bias)
     ring = operator.ring()
-    is_shared = ring.size > 1
-    y = (
-        all_gather_matmul(x, kernel, ring)
-        if is_shared
-        else product(x, kernel).astype(x.dtype)
-    )
+    if ring.size == 1:
+        return _with_bias(product(x, kernel).astype(x.dtype), bias)
+    y: Any = all_gather_matmul(x, kernel, ring)
     return _with_bias(y, bias)
 
 
@@ -158,7 +155,8 @@ def row_parallel(
             f"{x.shape[-2]} rows and {ring.size} ranks: pad it, as `shard_sequence` "
             f"does, to {-(-x.shape[-2] // ring.size) * ring.size}"
         )
-    return _with_bias(matmul_reduce_scatter(x, kernel, ring), bias)
+    y: Any = matmul_reduce_scatter(x, kernel, ring)
+    return _with_bias(y, bias)
 
 
 def shard_sequence(
