@@ -89,12 +89,14 @@ def column_parallel(
       >>> import sfpo_jax as sfpo
       >>> from jax.sharding import PartitionSpec as P
       >>> mesh = sfpo.make_mesh(op=2)
-      >>> multiply = jax.shard_map(
-      ...     sfpo.column_parallel,
-      ...     mesh=mesh,
-      ...     in_specs=(P(None, "op"), P(None, "op")),
-      ...     out_specs=P(None, None, "op"),
-      ...     check_vma=False,
+      >>> multiply = jax.jit(
+      ...     jax.shard_map(
+      ...         sfpo.column_parallel,
+      ...         mesh=mesh,
+      ...         in_specs=(P(None, "op"), P(None, "op")),
+      ...         out_specs=P(None, None, "op"),
+      ...         check_vma=False,
+      ...     )
       ... )
       >>> multiply(jnp.ones((2, 8, 3)), jnp.ones((3, 12))).shape
       (2, 8, 12)
@@ -135,12 +137,14 @@ def row_parallel(
       >>> import sfpo_jax as sfpo
       >>> from jax.sharding import PartitionSpec as P
       >>> mesh = sfpo.make_mesh(op=2)
-      >>> multiply = jax.shard_map(
-      ...     sfpo.row_parallel,
-      ...     mesh=mesh,
-      ...     in_specs=(P(None, None, "op"), P("op")),
-      ...     out_specs=P(None, "op"),
-      ...     check_vma=False,
+      >>> multiply = jax.jit(
+      ...     jax.shard_map(
+      ...         sfpo.row_parallel,
+      ...         mesh=mesh,
+      ...         in_specs=(P(None, None, "op"), P("op")),
+      ...         out_specs=P(None, "op"),
+      ...         check_vma=False,
+      ...     )
       ... )
       >>> float(multiply(jnp.ones((2, 8, 12)), jnp.ones((12, 3)))[1, 7, 2])
       12.0

@@ -29,7 +29,8 @@ class Ring(NamedTuple):
     def send(self, x: jax.Array, piece: int) -> jax.Array:
         """What the rank behind holds of this piece."""
         way = _way(piece)
-        pairs = [(rank, (rank + way) % self.size) for rank in range(self.size)]
+        # Of two ranks both ways are the same pairs: the order tells them apart.
+        pairs = [(rank, (rank + way) % self.size) for rank in range(self.size)][::way]
         return lax.ppermute(x, self.axis_name, pairs)
 
     def rank_behind(self, hops: int, piece: int) -> jax.Array:

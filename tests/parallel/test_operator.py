@@ -227,9 +227,9 @@ def gpu_schedule(fn: Callable[..., Any], mesh: Mesh) -> list[tuple[str, str]]:
 
 
 @needs_gpu_compiler
-@pytest.mark.parametrize("has_gradient", [False, True])
-def test_on_a_gpu_transfers_run_under_products(has_gradient: bool) -> None:
-    op, operator = 4, sfpo.Operator(8, 2)
+@pytest.mark.parametrize(("op", "has_gradient"), [(2, False), (4, False), (4, True)])
+def test_on_a_gpu_transfers_run_under_products(op: int, has_gradient: bool) -> None:
+    operator = sfpo.Operator(8, 2)
 
     def apply(x: Any, w: Any, v: Any) -> jax.Array:
         y = sfpo.column_parallel(x, w, None, operator)
@@ -241,7 +241,7 @@ def test_on_a_gpu_transfers_run_under_products(has_gradient: bool) -> None:
         z, pull = jax.vjp(apply, x, w, v)
         return pull(z)
 
-    mesh = planning_mesh(find_device("a100-80gb"), {"data": 2, "op": op})
+    mesh = planning_mesh(find_device("a100-80gb"), {"data": 8 // op, "op": op})
     order = gpu_schedule(fn, mesh)
     count = Counter(kind for kind, _ in order)
     # Back: two rings for the first product, one for both gradients of the second.
