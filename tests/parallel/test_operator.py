@@ -15,6 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 import sfpo_jax as sfpo
 from sfpo_jax.memory import find_device, planning_mesh
+from sfpo_jax.parallel._layered_pass import layer_at, put_layer
+from sfpo_jax.parallel._stack_pass import StackPass
 from tests.memory.programs import needs_gpu_compiler
 
 B, D, F = 2, 6, 16
@@ -112,32 +114,49 @@ def test_halves_are_accumulated_in_float32() -> None:
         assert error < 0.02 * jnp.linalg.norm(true)
 
 
-def test_a_stack_of_layers_in_a_loop() -> None:
+@pytest.mark.parametrize("recompute", ["full", "none"])
+def test_a_backward_loop_over_layers(recompute: str) -> None:
     operator = sfpo.Operator(4)
 
-    def run(x: Any, w: Any, v: Any) -> Any:
-        def layer(x: jax.Array, kernels: Any) -> Any:
-            y = sfpo.column_parallel(x, kernels[0], None, operator)
-            return x + sfpo.row_parallel(jnp.tanh(y), kernels[1], None, operator), None
+    def layer(kernels: Any, x: jax.Array, key: Any) -> jax.Array:
+        del key
+        y = sfpo.column_parallel(x, kernels[0], None, operator)
+        return x + sfpo.row_parallel(jnp.tanh(y), kernels[1], None, operator)
 
-        def loss(w: Any, v: Any) -> jax.Array:
-            z, _ = jax.lax.scan(jax.checkpoint(layer), x, (w, v))
+    def loop(stack: Any, x: jax.Array) -> Any:
+        passes = StackPass(layer, 2, 1, recompute, layer_at, 0)
+        z, saved = passes.forward(stack, x[None], None)
+        zeros = jax.tree.map(jnp.zeros_like, stack)
+        # One kernel's gradient at a time, as the layered step takes them.
+        return passes.backward(
+            lambda _: stack,
+            saved,
+            [2 * z],
+            lambda index, grads, carry: put_layer(carry, grads, index),
+            zeros,
+        )[1]
+
+    def whole(stack: Any, x: jax.Array) -> Any:
+        def loss(stack: Any) -> jax.Array:
+            z, _ = jax.lax.scan(lambda x, w: (layer(w, x, None), None), x, stack)
             return jnp.sum(z**2)
 
-        return jax.grad(loss, (0, 1))(w, v)
+        return jax.grad(loss)(stack)
 
     with float64():
         x, w, v, *_ = arguments(8, jnp.float64)
-        stacks = (jnp.stack([w, -w]), jnp.stack([v, v]))
-        specs = (P(None, "op"), P(None, None, "op"), P(None, "op"))
-        mesh = sfpo.make_mesh(op=2, devices=jax.devices()[:2])
+        stack = (jnp.stack([w, -w]), jnp.stack([v, v]))
+        specs = (P(None, None, "op"), P(None, "op"))
         found = jax.jit(
             jax.shard_map(
-                run, mesh=mesh, in_specs=specs, out_specs=specs[1:], check_vma=False
+                loop,
+                mesh=sfpo.make_mesh(op=2, devices=jax.devices()[:2]),
+                in_specs=(specs, P(None, "op")),
+                out_specs=specs,
+                check_vma=False,
             )
-        )(x, *stacks)
-        wanted = run(x, *stacks)
-        for got, true in zip(found, wanted, strict=True):
+        )(stack, x)
+        for got, true in zip(found, jax.jit(whole)(stack, x), strict=True):
             np.testing.assert_allclose(got, true, rtol=1e-12, atol=1e-12)
 
 
