@@ -7,7 +7,7 @@ import jax
 
 from experiments.models.layered import Layered
 from experiments.scores import mean_score, total_score
-from sfpo_jax import LayeredModel
+from sfpo_jax import LayeredModel, Operator
 
 Test = Callable[[Any, Any], tuple[jax.Array, jax.Array, jax.Array]]
 
@@ -54,6 +54,7 @@ def make_scored_task(
     *,
     layered: Layered,
     has_key: bool,
+    operator: Operator | None = None,
 ) -> Task:
     """A task whose loss is the cross-entropy of labels.
 
@@ -63,12 +64,13 @@ def make_scored_task(
       labels: batch -> int[...]; those of PADDING do not count in a test.
       layered: the same model in layers.
       has_key: whether training takes a random key.
+      operator: where ranks share sequences and have logits of their own tokens only.
     """
 
     def loss_fn(
         params: Any, batch: Any, key: jax.Array | None = None
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        return mean_score(logits(params, batch, key), labels(batch))
+        return mean_score(logits(params, batch, key), labels(batch), operator)
 
     def test(params: Any, batch: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         return total_score(logits(params, batch, None), labels(batch))

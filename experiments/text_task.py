@@ -9,9 +9,12 @@ from experiments.models.gpt import GPT, GPTConfig
 from experiments.models.layered import layered_gpt
 from experiments.models.transformer import cast_weights
 from experiments.task import Task, make_scored_task
+from sfpo_jax import Operator
 
 
-def make_text_task(model: GPTConfig, *, recompute: bool = False) -> Task:
+def make_text_task(
+    model: GPTConfig, *, recompute: bool = False, operator: Operator | None = None
+) -> Task:
     """The task whose batches are windows int32[b, model.length + 1].
 
     Its test counts tokens: a window of PADDING counts none.
@@ -19,10 +22,13 @@ def make_text_task(model: GPTConfig, *, recompute: bool = False) -> Task:
     Args:
       model: sizes of the network.
       recompute: compute the activations inside each block again in the backward pass.
+      operator: how large products are shared over the axis `op`.
     """
 
     def create(key: jax.Array) -> tuple[Any, Any]:
         gpt = GPT(model, recompute=recompute, rngs=nnx.Rngs(key))
+        if operator is not None:
+            gpt.set_attributes(operator=operator)
         return nnx.split(cast_weights(gpt, model.param_dtype))
 
     graph, _ = nnx.eval_shape(lambda: create(jax.random.key(0)))
@@ -34,6 +40,7 @@ def make_text_task(model: GPTConfig, *, recompute: bool = False) -> Task:
         lambda key: create(key)[1],
         logits,
         lambda windows: windows[:, 1:],
-        layered=layered_gpt(model),
+        layered=layered_gpt(model, operator),
         has_key=model.dropout > 0,
+        operator=operator,
     )

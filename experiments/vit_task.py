@@ -11,15 +11,23 @@ from experiments.data.images import Dataset
 from experiments.models.layered import layered_vit
 from experiments.models.vit import ViT, ViTConfig
 from experiments.task import Task, make_scored_task
+from sfpo_jax import Operator
 
 
-def make_task(model: ViTConfig, dataset: Dataset, *, recompute: bool) -> Task:
+def make_task(
+    model: ViTConfig,
+    dataset: Dataset,
+    *,
+    recompute: bool,
+    operator: Operator | None = None,
+) -> Task:
     """Puts a model and a data set together.
 
     Args:
       model: sizes of the network.
       dataset: what it learns.
       recompute: compute the activations inside each block again in the backward pass.
+      operator: how large products are shared over the axis `op`.
 
     Raises:
       ValueError: images or classes that do not fit the model.
@@ -34,7 +42,10 @@ def make_task(model: ViTConfig, dataset: Dataset, *, recompute: bool) -> Task:
     scale = normalization(sample.images)
 
     def create(key: jax.Array) -> tuple[Any, Any]:
-        return nnx.split(ViT(model, recompute=recompute, rngs=nnx.Rngs(key)))
+        vit = ViT(model, recompute=recompute, rngs=nnx.Rngs(key))
+        if operator is not None:
+            vit.set_attributes(operator=operator)
+        return nnx.split(vit)
 
     graph, _ = nnx.eval_shape(lambda: create(jax.random.key(0)))
 
@@ -49,6 +60,6 @@ def make_task(model: ViTConfig, dataset: Dataset, *, recompute: bool) -> Task:
         lambda key: create(key)[1],
         logits,
         lambda batch: batch.labels,
-        layered=layered_vit(model, unpack),
+        layered=layered_vit(model, unpack, operator),
         has_key=model.dropout > 0,
     )

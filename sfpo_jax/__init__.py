@@ -1,14 +1,19 @@
 """sfpo_jax: models that do not fit, and networks too slow for their gradients."""
 
 from sfpo_jax import compression as compression
+from sfpo_jax import tuning as tuning
 from sfpo_jax.memory import Plan as Plan
 from sfpo_jax.memory import assert_fits as assert_fits
 from sfpo_jax.memory import max_batch_size as max_batch_size
 from sfpo_jax.memory import plan as plan
 from sfpo_jax.parallel import LayeredModel as LayeredModel
+from sfpo_jax.parallel import Operator as Operator
+from sfpo_jax.parallel import column_parallel as column_parallel
 from sfpo_jax.parallel import make_layered_train_step as make_layered_train_step
 from sfpo_jax.parallel import make_mesh as make_mesh
 from sfpo_jax.parallel import make_train_step as make_train_step
+from sfpo_jax.parallel import row_parallel as row_parallel
+from sfpo_jax.parallel import shard_sequence as shard_sequence
 from sfpo_jax.parallel import stack_layers as stack_layers
 from sfpo_jax.schedules import cosine_sparsity as cosine_sparsity
 from sfpo_jax.transforms import adamw8bit as adamw8bit

@@ -1,7 +1,8 @@
 """A decoder-only transformer in Flax NNX (Radford et al. 2019, "GPT-2").
 
 Pre-norm blocks, learned positions, exact causal attention. Shapes stand in the names:
-B windows, L tokens, D width, V vocabulary.
+B windows, L tokens, l tokens of this rank (all without an operator), D width, V
+vocabulary.
 """
 
 import dataclasses
@@ -10,15 +11,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from experiments.models.attention import AttentionKind
+from experiments.models.attention import AttentionKind, wide_dtype
+from experiments.models.operator import rank_key
 from experiments.models.transformer import (
     Block,
     Dtype,
-    as_float32,
     at_least_one,
     check_block_sizes,
     layer_norm,
 )
+from sfpo_jax import Operator, shard_sequence
+from sfpo_jax.collectives import widen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +60,11 @@ class GPTConfig:
             at_least_one(name, getattr(self, name))
         check_block_sizes(self)
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of a sequence, at most."""
+        return self.length
+
 
 class GPT(nnx.Module):
     """Token ids to the logits of the token after each.
@@ -67,6 +75,8 @@ class GPT(nnx.Module):
         computes its inner activations again instead of keeping them.
       rngs: the source of the initial parameters, float32 (see `cast_weights`).
     """
+
+    operator: Operator | None = None
 
     def __init__(
         self, config: GPTConfig, *, recompute: bool = False, rngs: nnx.Rngs
@@ -80,7 +90,7 @@ class GPT(nnx.Module):
         self.blocks = nnx.List(
             Block(config, is_causal=True, rngs=rngs) for _ in range(config.depth)
         )
-        self.norm = layer_norm(config.width, rngs=rngs)
+        self.norm = layer_norm(config, rngs=rngs)
         if not config.is_tied:
             self.head = nnx.Linear(
                 config.width, config.vocabulary, dtype=jnp.float32, rngs=rngs
@@ -97,14 +107,14 @@ class GPT(nnx.Module):
         keys = [None] * (len(self.blocks) + 1)
         if key is not None:
             keys = list(jax.random.split(key, len(keys)))
-        x_BxLxD = self.embed(ids_BxL, keys[-1])
+        x_BxlxD = self.embed(ids_BxL, keys[-1])
         apply = nnx.remat(Block.__call__) if self.recompute else Block.__call__
         for block, block_key in zip(self.blocks, keys[:-1], strict=True):
-            x_BxLxD = apply(block, x_BxLxD, block_key)
-        return self.predict(x_BxLxD)
+            x_BxlxD = apply(block, x_BxlxD, block_key)
+        return self.predict(x_BxlxD)
 
     def embed(self, ids_BxL: jax.Array, key: jax.Array | None) -> jax.Array:
-        """What the first block reads, [B, L, D]; errors are those of a call."""
+        """What the first block reads, [B, l, D]; errors are those of a call."""
         length = ids_BxL.shape[1]
         if length > self.config.length:
             raise ValueError(
@@ -113,23 +123,27 @@ class GPT(nnx.Module):
             )
         x_BxLxD = self.tokens[...][ids_BxL] + self.positions[...][None, :length]
         x_BxLxD = x_BxLxD.astype(jnp.dtype(self.config.dtype))
+        x_BxlxD = x_BxLxD
+        if self.operator is not None:
+            x_BxlxD = shard_sequence(x_BxLxD, self.operator)
         if key is not None:
-            x_BxLxD = self.dropout(x_BxLxD, deterministic=False, rngs=key)
-        return x_BxLxD
+            key = rank_key(key, self.operator)
+            x_BxlxD = self.dropout(x_BxlxD, deterministic=False, rngs=key)
+        return x_BxlxD
 
-    def predict(self, x_BxLxD: jax.Array) -> jax.Array:
-        """Float32 logits [B, L, V] of what the last block returned."""
+    def predict(self, x_BxlxD: jax.Array) -> jax.Array:
+        """Float32 logits [B, l, V] of what the last block returned."""
         dtype = jnp.dtype(self.config.dtype)
-        x_BxLxD = self.norm(as_float32(x_BxLxD)).astype(dtype)
+        x_BxlxD = self.norm(widen(x_BxlxD)).astype(dtype)
         is_tied = self.config.is_tied
         kernel_DxV = self.tokens[...].T if is_tied else self.head.kernel[...]
-        logits_BxLxV = jnp.einsum(
+        logits_BxlxV = jnp.einsum(
             "BLD,DV->BLV",
-            x_BxLxD,
+            x_BxlxD,
             kernel_DxV.astype(dtype),
-            preferred_element_type=jnp.float32,
+            preferred_element_type=wide_dtype(dtype),
         )
         if is_tied:
-            return logits_BxLxV
+            return logits_BxlxV
         assert self.head.bias is not None
-        return logits_BxLxV + as_float32(self.head.bias[...])[None, None]
+        return logits_BxlxV + widen(self.head.bias[...])[None, None]

@@ -1,9 +1,10 @@
 """The transformers as layered models: equal blocks in one stack.
 
 `make_layered_train_step` takes what these return; parameters are the same numbers as
-those of `ViT` and `GPT` by `split_layers`.
+those of `ViT`, `GPT` and `BERT` by `split_layers`.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,14 +12,16 @@ import jax
 from flax import nnx
 from jax import lax
 
+from experiments.models.bert import BERT, BERTConfig
 from experiments.models.gpt import GPT, GPTConfig
+from experiments.models.operator import operator_specs
 from experiments.models.transformer import cast_weights
 from experiments.models.vit import ViT, ViTConfig
-from experiments.scores import mean_score
-from sfpo_jax import LayeredModel, stack_layers
+from experiments.scores import masked_score, mean_score
+from sfpo_jax import LayeredModel, Operator, stack_layers
 
 # A batch -> what the model reads of it, and the labels.
-Unpack = Callable[[Any], tuple[jax.Array, jax.Array]]
+Unpack = Callable[[Any], tuple[Any, Any]]
 
 
 class Layered(NamedTuple):
@@ -28,11 +31,14 @@ class Layered(NamedTuple):
       model: for `make_layered_train_step`.
       init: key -> {"outer": ..., "layers": ...}, in the dtype of the weights.
       predict: (parameters, batch) -> float32 logits, without dropout.
+      specs: PartitionSpecs over the operator's axis of {"outer": ..., "layers": ...},
+        those of layers without the axis of the stack.
     """
 
     model: LayeredModel
     init: Callable[[jax.Array], Any]
-    predict: Callable[[Any, Any], jax.Array]
+    predict: Callable[[Any, Any], Any]
+    specs: Any
 
 
 def split_layers(model: Any) -> tuple[Any, Any]:
@@ -69,33 +75,39 @@ def apply_layers(model: LayeredModel, params: Any, batch: Any) -> Any:
 
 def _layered(
     create: Callable[[jax.Array], Any],
-    embed: Callable[..., jax.Array],
-    head: Callable[..., jax.Array],
+    embed: Callable[..., Any],
+    head: Callable[..., Any],
     unpack: Unpack,
+    operator: Operator | None,
+    score: Callable[..., Any] = mean_score,
 ) -> Layered:
     """From functions of a model without its blocks: before them, and after."""
     graphs: list[Any] = []
 
+    def whole(key: jax.Array) -> Any:
+        model = create(key)
+        if operator is not None:
+            model.set_attributes(operator=operator)
+        return model
+
     def init(key: jax.Array) -> Any:
-        found, params = split_layers(create(key))
+        found, params = split_layers(whole(key))
         graphs[:] = found
         return params
 
     jax.eval_shape(init, jax.random.key(0))
     graph, outer_graph = graphs
 
-    def embed_batch(outer: Any, batch: Any, key: jax.Array | None) -> jax.Array:
+    def embed_batch(outer: Any, batch: Any, key: jax.Array | None) -> Any:
         return embed(nnx.merge(outer_graph, outer), unpack(batch)[0], key)
 
-    def logits(outer: Any, x: jax.Array) -> jax.Array:
+    def logits(outer: Any, x: Any) -> Any:
         return head(nnx.merge(outer_graph, outer), x)
 
     model = LayeredModel(
         embed=embed_batch,
         block=lambda layer, x, key: nnx.merge(graph, layer)(x, key),
-        loss=lambda outer, x, batch, key: mean_score(
-            logits(outer, x), unpack(batch)[1]
-        ),
+        loss=lambda outer, x, batch, key: score(logits(outer, x), unpack(batch)[1]),
     )
     return Layered(
         model,
@@ -103,16 +115,63 @@ def _layered(
         lambda params, batch: logits(
             params["outer"], apply_layers(model, params, batch)
         ),
+        _layer_specs(nnx.eval_shape(lambda: whole(jax.random.key(0))), operator),
     )
 
 
-def layered_gpt(config: GPTConfig) -> Layered:
-    """A GPT whose batches are windows int32[B, length + 1]."""
+def _layer_specs(model: Any, operator: Operator | None) -> Any:
+    axis = (operator or Operator()).axis_name
+    layers = operator_specs(model.blocks[0], axis)
+    model.blocks = nnx.List([])
+    return {"outer": operator_specs(model, axis), "layers": layers}
+
+
+def layered_gpt(config: GPTConfig, operator: Operator | None = None) -> Layered:
+    """A GPT whose batches are windows int32[B, length + 1].
+
+    Args:
+      config: the sizes.
+      operator: how large products are shared. The loss of a rank is then its part of
+        the tokens' sum, so weighted that the mean over ranks is that over tokens.
+    """
     return _layered(
         lambda key: cast_weights(GPT(config, rngs=nnx.Rngs(key)), config.param_dtype),
         GPT.embed,
         GPT.predict,
         lambda windows: (windows[:, :-1], windows[:, 1:]),
+        operator,
+        functools.partial(mean_score, operator=operator),
+    )
+
+
+def layered_bert(config: BERTConfig, operator: Operator | None = None) -> Layered:
+    """A BERT in pretraining: the loss of hidden words plus that of the class.
+
+    Args:
+      config: the sizes.
+      operator: as in `layered_gpt`.
+
+    Batches are {"ids", "types", "labels": int32[B, L], "is_live": bool[B, L], "class":
+    int32[B]}; labels are PADDING where the word was not hidden. Accuracy is of hidden
+    words.
+    """
+
+    def embed(bert: BERT, batch: Any, key: jax.Array | None) -> Any:
+        return bert.embed(batch["ids"], batch["types"], batch["is_live"], key)
+
+    def score(logits: Any, labels: Any) -> Any:
+        (words, classes), (hidden, wanted) = logits, labels
+        loss, aux = masked_score(words, hidden, operator)
+        other, _ = mean_score(classes, wanted)
+        return loss + other, aux
+
+    return _layered(
+        lambda key: cast_weights(BERT(config, rngs=nnx.Rngs(key)), config.param_dtype),
+        embed,
+        BERT.predict,
+        lambda batch: (batch, (batch["labels"], batch["class"])),
+        operator,
+        score,
     )
 
 
@@ -120,14 +179,23 @@ def _from_dict(batch: Any) -> tuple[jax.Array, jax.Array]:
     return batch["image"], batch["label"]
 
 
-def layered_vit(config: ViTConfig, unpack: Unpack = _from_dict) -> Layered:
+def layered_vit(
+    config: ViTConfig,
+    unpack: Unpack = _from_dict,
+    operator: Operator | None = None,
+) -> Layered:
     """A ViT.
 
     Args:
       config: the sizes.
       unpack: batch -> (float images [B, H, W, C], labels int32[B]); by default of
         batches {"image": ..., "label": ...}.
+      operator: how large products are shared; every rank then has the whole loss.
     """
     return _layered(
-        lambda key: ViT(config, rngs=nnx.Rngs(key)), ViT.embed, ViT.classify, unpack
+        lambda key: ViT(config, rngs=nnx.Rngs(key)),
+        ViT.embed,
+        ViT.classify,
+        unpack,
+        operator,
     )

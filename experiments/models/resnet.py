@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from experiments.models.transformer import Dtype, as_float32, at_least_one
+from experiments.models.transformer import Dtype, at_least_one
 from experiments.scores import mean_score
+from sfpo_jax.collectives import widen
 
 # "none": keep what autodiff would. "full": a block keeps its input. Names: these, too.
 Recompute = Literal["none", "full"] | tuple[str, ...]
@@ -101,9 +102,7 @@ class ConvNorm(nnx.Module):
 
     def __call__(self, x_BxHxWxC: jax.Array, is_training: bool) -> jax.Array:
         x_BxHxWxC = checkpoint_name(self.conv(x_BxHxWxC), "conv")
-        y_BxHxWxC = self.norm(
-            as_float32(x_BxHxWxC), use_running_average=not is_training
-        )
+        y_BxHxWxC = self.norm(widen(x_BxHxWxC), use_running_average=not is_training)
         return y_BxHxWxC.astype(x_BxHxWxC.dtype)
 
 
@@ -192,7 +191,7 @@ class ResNet(nnx.Module):
         apply = self._apply(is_training)
         for block in self.blocks:
             x_BxHxWxC = apply(block, x_BxHxWxC)
-        x_BxC = as_float32(x_BxHxWxC).mean(axis=(1, 2))
+        x_BxC = widen(x_BxHxWxC).mean(axis=(1, 2))
         return self.head(x_BxC)
 
     def _apply(self, is_training: bool) -> Callable[[Bottleneck, jax.Array], jax.Array]:

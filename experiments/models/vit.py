@@ -2,7 +2,8 @@
 
 One code path serves ViT-L/16 on ImageNet-sized images and the narrow network that a
 laptop trains on MNIST: only `ViTConfig` differs. Shapes stand in the names:
-B images, H x W pixels, C channels, L tokens, D width, V classes.
+B images, H x W pixels, C channels, L tokens, l tokens of this rank (all without an
+operator), D width, V classes.
 """
 
 import dataclasses
@@ -13,15 +14,17 @@ import jax.numpy as jnp
 from flax import nnx
 
 from experiments.models.attention import AttentionKind
+from experiments.models.operator import first_token, mean_token, rank_key
 from experiments.models.transformer import (
     Block,
     Dtype,
-    as_float32,
     at_least_one,
     check_block_sizes,
     layer_norm,
     linear,
 )
+from sfpo_jax import Operator, shard_sequence
+from sfpo_jax.collectives import widen
 
 Pool = Literal["token", "mean"]
 
@@ -86,6 +89,8 @@ class ViT(nnx.Module):
       rngs: the source of the initial parameters.
     """
 
+    operator: Operator | None = None
+
     def __init__(
         self, config: ViTConfig, *, recompute: bool = False, rngs: nnx.Rngs
     ) -> None:
@@ -99,7 +104,7 @@ class ViT(nnx.Module):
             self.token = nnx.Param(jnp.zeros((1, D)))
         self.dropout = nnx.Dropout(config.dropout)
         self.blocks = nnx.List(Block(config, rngs=rngs) for _ in range(config.depth))
-        self.norm = layer_norm(D, rngs=rngs)
+        self.norm = layer_norm(config, rngs=rngs)
         # A head of zeros starts every run at the loss of a uniform guess, log V.
         self.head = nnx.Linear(
             D, config.classes, kernel_init=nnx.initializers.zeros, rngs=rngs
@@ -116,21 +121,23 @@ class ViT(nnx.Module):
         keys = [None] * (len(self.blocks) + 1)
         if key is not None:
             keys = list(jax.random.split(key, len(keys)))
-        x_BxLxD = self.embed(images_BxHxWxC, keys[-1])
+        x_BxlxD = self.embed(images_BxHxWxC, keys[-1])
         apply = nnx.remat(Block.__call__) if self.recompute else Block.__call__
         for block, block_key in zip(self.blocks, keys[:-1], strict=True):
-            x_BxLxD = apply(block, x_BxLxD, block_key)
-        return self.classify(x_BxLxD)
+            x_BxlxD = apply(block, x_BxlxD, block_key)
+        return self.classify(x_BxlxD)
 
-    def classify(self, x_BxLxD: jax.Array) -> jax.Array:
+    def classify(self, x_BxlxD: jax.Array) -> jax.Array:
         """Float32 logits [B, V] of what the last block returned."""
-        x_BxLxD = self.norm(as_float32(x_BxLxD))
-        token = self.config.pool == "token"
-        x_BxD = x_BxLxD[:, 0] if token else x_BxLxD.mean(axis=1)
+        x_BxlxD = self.norm(widen(x_BxlxD))
+        if self.config.pool == "token":
+            x_BxD = first_token(x_BxlxD, self.operator)
+        else:
+            x_BxD = mean_token(x_BxlxD, self.config.tokens, self.operator)
         return self.head(x_BxD)
 
     def embed(self, images_BxHxWxC: jax.Array, key: jax.Array | None) -> jax.Array:
-        """What the first block reads, [B, L, D]; errors are those of a call."""
+        """What the first block reads, [B, l, D]; errors are those of a call."""
         c = self.config
         shape = (c.image_size, c.image_size, c.channels)
         if images_BxHxWxC.shape[1:] != shape:
@@ -144,9 +151,13 @@ class ViT(nnx.Module):
             token = jnp.broadcast_to(self.token[...], (len(x_BxLxD), 1, c.width))
             x_BxLxD = jnp.concatenate([token.astype(x_BxLxD.dtype), x_BxLxD], axis=1)
         x_BxLxD = x_BxLxD + self.positions[None].astype(x_BxLxD.dtype)
+        x_BxlxD = x_BxLxD
+        if self.operator is not None:
+            x_BxlxD = shard_sequence(x_BxLxD, self.operator)
         if key is not None:
-            x_BxLxD = self.dropout(x_BxLxD, deterministic=False, rngs=key)
-        return x_BxLxD
+            key = rank_key(key, self.operator)
+            x_BxlxD = self.dropout(x_BxlxD, deterministic=False, rngs=key)
+        return x_BxlxD
 
 
 def patchify(images_BxHxWxC: jax.Array, patch_size: int) -> jax.Array:

@@ -7,6 +7,10 @@ from sfpo_jax.parallel._layered_step import (
     make_layered_train_step as make_layered_train_step,
 )
 from sfpo_jax.parallel._mesh import make_mesh as make_mesh
+from sfpo_jax.parallel._operator import Operator as Operator
+from sfpo_jax.parallel._operator import column_parallel as column_parallel
+from sfpo_jax.parallel._operator import row_parallel as row_parallel
+from sfpo_jax.parallel._operator import shard_sequence as shard_sequence
 from sfpo_jax.parallel._step import Step as Step
 from sfpo_jax.parallel._step import TrainState as TrainState
 from sfpo_jax.parallel._train_step import TrainStep as TrainStep
