@@ -51,7 +51,11 @@ class Step(abc.ABC):
         self._has_key = has_key
         self._microbatches = microbatches
         self._ranks = math.prod(mesh.shape[name] for name in self.batch_axes)
-        self._jitted = jax.jit(self._sharded_step, donate_argnums=0)
+        self._jitted = jax.jit(
+            self._sharded_step,
+            donate_argnums=0,
+            compiler_options=overlap_options(mesh),
+        )
 
     @abc.abstractmethod
     def _creation(
@@ -257,6 +261,22 @@ class Step(abc.ABC):
     def _wide(self, axes: Axes) -> Axes:
         """Those of `axes` that have more than one rank."""
         return tuple(axis for axis in axes if self.mesh.shape[axis] > 1)
+
+
+def overlap_options(mesh: Mesh) -> dict[str, Any] | None:
+    """What XLA's GPU compiler needs to run transfers under arithmetic.
+
+    By default it leaves instructions where they stand, so that most transfers are
+    waited for at once. Several may be in flight: the bits and the scales of one layer
+    beside those of another, and pieces of a split operator.
+    """
+    is_gpu = mesh.devices.flat[0].platform in ("gpu", "cuda", "rocm")
+    if not is_gpu or mesh.size == 1:
+        return None
+    return {
+        "xla_gpu_enable_latency_hiding_scheduler": True,
+        "xla_gpu_experimental_parallel_collective_overlap_limit": 4,
+    }
 
 
 def rank_mean(x: jax.Array, axes: Axes, ranks: int) -> jax.Array:

@@ -90,30 +90,17 @@ class UnitUpdate(NamedTuple):
     def send(
         self, layout: Layout, state: UnitState, reduced: Reduced, phase: Phase | None
     ) -> tuple[Reduced, UnitState]:
-        """The first half of the transformation, where it has halves.
-
-        Leaves of the state that it leaves alone come back as the same arrays.
-        """
+        """The first half of the transformation, where it has halves."""
         tx = self.tx
         if phase is None or not isinstance(tx, StagedTransformation):
             return reduced, state
-        old, treedef = jax.tree.flatten(state)
-        unled = jax.tree.leaves(layout.unlead(state))
-        changed: list[int] = []
 
-        def sent() -> tuple[Any, list[jax.Array]]:
-            held = treedef.unflatten(unled)
+        def sent(held: UnitState) -> tuple[Any, UnitState]:
             way, new = tx.send(reduced.value, held.tx, phase)
-            leaves = jax.tree.leaves(held._replace(tx=new))
-            changed[:] = [i for i, x in enumerate(leaves) if x is not unled[i]]
-            return way, [leaves[i] for i in changed]
+            return way, held._replace(tx=new)
 
-        shapes = jax.eval_shape(sent)[0]
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        way, new = where(reduced.finite, sent, (nothing, [unled[i] for i in changed]))
-        for place, leaf in zip(changed, layout.lead(new), strict=True):
-            old[place] = leaf
-        return reduced._replace(value=way), treedef.unflatten(old)
+        way, state = _where(layout, reduced.finite, sent, state)
+        return reduced._replace(value=way), state
 
     def receive(
         self,
@@ -134,16 +121,15 @@ class UnitUpdate(NamedTuple):
           key: for rounding, alike on all ranks.
           phase: which phase of 1-bit Adam the step is, where `tx` has phases.
         """
-        own, held = layout.own(params), layout.unlead(state)
-        run = self._update(phase)
+        own, run = layout.own(params), self._update(phase)
 
-        def transformed() -> tuple[Any, UnitState]:
+        def transformed(held: UnitState) -> tuple[Any, UnitState]:
             updates, tx = run(sent.value, held.tx, wide(own))
             new, rounding = self.rounding.apply(own, updates, held.rounding, key)
             return new, UnitState(tx, rounding)
 
-        new, new_held = where(sent.finite, transformed, (own, held))
-        return Applied(new, layout.lead(new_held), sent.square, sent.finite)
+        new, state = _where(layout, sent.finite, transformed, state, own)
+        return Applied(new, state, sent.square, sent.finite)
 
     def _update(self, phase: Phase | None) -> Callable[[Any, Any, Any], Any]:
         tx = self.tx
@@ -156,6 +142,44 @@ class UnitUpdate(NamedTuple):
     def rank_mean(self, square: jax.Array) -> jax.Array:
         """The mean of a scalar over the ranks."""
         return rank_mean(square, self.batch_axes, self.ranks)
+
+
+def _where(
+    layout: Layout,
+    condition: jax.Array,
+    make: Callable[[UnitState], tuple[Any, UnitState]],
+    state: UnitState,
+    default: Any = None,
+) -> tuple[Any, UnitState]:
+    """`make` of the state without its axis of holders, where the condition holds.
+
+    Arrays of the state that `make` leaves alone come back as the same objects: written
+    back into a stack beside other writes they would cost a copy of all of it.
+
+    Args:
+      layout: of the parameters.
+      condition: bool[], alike on all ranks.
+      make: (state) -> (value, state).
+      state: led by the axis of the holders.
+      default: the value where the condition does not hold; None for zeros.
+    """
+    leaves, treedef = jax.tree.flatten(state)
+    old = jax.tree.leaves(layout.unlead(state))
+    changed: list[int] = []
+
+    def made() -> tuple[Any, list[jax.Array]]:
+        value, new = make(treedef.unflatten(old))
+        found = jax.tree.leaves(new)
+        changed[:] = [i for i, x in enumerate(found) if x is not old[i]]
+        return value, [found[i] for i in changed]
+
+    shapes = jax.eval_shape(made)[0]
+    if default is None:
+        default = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    value, new = where(condition, made, (default, [old[i] for i in changed]))
+    for place, leaf in zip(changed, layout.lead(new), strict=True):
+        leaves[place] = leaf
+    return value, treedef.unflatten(leaves)
 
 
 def is_float(x: Any) -> bool:
