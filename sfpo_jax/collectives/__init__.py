@@ -13,6 +13,8 @@ from sfpo_jax.collectives._axis import varying_axes as varying_axes
 from sfpo_jax.collectives._axis import widen as widen
 from sfpo_jax.collectives._buckets import plan_buckets as plan_buckets
 from sfpo_jax.collectives._mean import axis_mean as axis_mean
+from sfpo_jax.collectives._overlap import Overlap as Overlap
+from sfpo_jax.collectives._overlap import overlaps as overlaps
 from sfpo_jax.collectives._signs import SentSigns as SentSigns
 from sfpo_jax.collectives._signs import SignMean as SignMean
 from sfpo_jax.collectives._signs import send_signs as send_signs
