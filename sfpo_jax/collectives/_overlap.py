@@ -101,7 +101,7 @@ def _is_product(program: _Program, line: str, holds: dict[str, bool]) -> bool:
         for name in one, *several.replace("%", "").split(", "):
             if name and name not in holds:
                 holds[name] = any(
-                    _is_product(program, inner, holds) for _, inner in program[name]
+                    _is_product(program, inner, holds) for _, inner in program.get(name, ())
                 )
             if name and holds[name]:
                 return True
