@@ -18,7 +18,9 @@ _CALLED = re.compile(
     r"(?:calls|to_apply|body|(?:true|false)_computation)=%?([\w.\-]+)"
     r"|branch_computations=\{([^}]*)\}"
 )
-_PRODUCT = re.compile(r'[\s})](?:dot|convolution)\(|custom_call_target="__cu(?:blas|dnn)')
+_PRODUCT = re.compile(
+    r'[\s})](?:dot|convolution)\(|custom_call_target="__cu(?:blas|dnn)'
+)
 _DONE = re.compile(r" [a-z\-]+-done\(.*?%?([\w.\-]+)\)")
 _IS_SYNC = re.compile(r'"is_sync":true')
 
@@ -75,9 +77,7 @@ def overlaps(hlo: str, mesh_shape: Mapping[str, int]) -> list[Overlap]:
                     flying[own] = len(found), count
                 shape = line[: line.index(f" {transfer.opcode}(")]
                 axis, sent = transfer.axis, transfer.sent
-                found.append(
-                    Overlap(opcode, shape, axis, sent, 0, turns.get(name, 1))
-                )
+                found.append(Overlap(opcode, shape, axis, sent, 0, turns.get(name, 1)))
             count += _is_product(program, line, holds)
     return found
 
@@ -101,7 +101,8 @@ def _is_product(program: _Program, line: str, holds: dict[str, bool]) -> bool:
         for name in one, *several.replace("%", "").split(", "):
             if name and name not in holds:
                 holds[name] = any(
-                    _is_product(program, inner, holds) for _, inner in program.get(name, ())
+                    _is_product(program, inner, holds)
+                    for _, inner in program.get(name, ())
                 )
             if name and holds[name]:
                 return True

@@ -43,9 +43,7 @@ def test_products_are_counted_between_start_and_done() -> None:
     found = overlaps(HLO, {"node": 2, "data": 2})
     assert found == [
         Overlap("all-reduce", "f32[256]{0}", "data", 1024.0, 2, 6),
-        Overlap(
-            "all-to-all", "((u8[2,64]{1,0}), u8[2,64]{1,0})", "data", 64.0, 0, 6
-        ),
+        Overlap("all-to-all", "((u8[2,64]{1,0}), u8[2,64]{1,0})", "data", 64.0, 0, 6),
         # A loop with products in it counts as one.
         Overlap("all-reduce", "f32[256]{0}", "data", 1024.0, 1, 1),
         Overlap("all-reduce", "f32[4]{0}", "data", 16.0, 0, 1),

@@ -10,51 +10,22 @@ import pytest
 import sfpo_jax as sfpo
 from sfpo_jax.collectives import Overlap, overlaps
 from sfpo_jax.memory import find_device, planning_mesh
-from tests.memory.programs import needs_gpu_compiler, shape
+from tests.memory.programs import needs_gpu_compiler
+from tests.parallel.wide_mlp import MODEL, TOKENS, onebit, shapes
 
-WIDTH, TOKENS, DEPTH = 512, 512, 8
-PARAMS = {
-    "outer": {"tokens": shape(WIDTH, WIDTH)},
-    "layers": {
-        "up": shape(DEPTH, WIDTH, 4 * WIDTH),
-        "down": shape(DEPTH, 4 * WIDTH, WIDTH),
-    },
-}
 # Bits of one layer's shard on one of eight devices: 2 * 1 M / 8 / 4 bytes, half sent.
 LARGE = 32_000
-
-
-def embed(outer: Any, batch: jax.Array, key: Any) -> jax.Array:
-    del key
-    return outer["tokens"].astype(jnp.bfloat16)[batch]
-
-
-def block(layer: Any, x: jax.Array, key: Any) -> jax.Array:
-    del key
-    hidden = jax.nn.gelu(x @ layer["up"].astype(x.dtype))
-    return x + hidden @ layer["down"].astype(x.dtype)
-
-
-def loss(outer: Any, x: jax.Array, batch: jax.Array, key: Any) -> jax.Array:
-    del batch, key
-    logits = x @ outer["tokens"].T.astype(x.dtype)
-    return jnp.mean(jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1))
 
 
 def transfers_of(tx: Any, mesh_shape: dict[str, int], **options: Any) -> list[Overlap]:
     """Those of the backward loops on eight A100s; there is one for each phase."""
     mesh = planning_mesh(find_device("a100-80gb"), mesh_shape)
-    model = sfpo.LayeredModel(embed, block, loss)
-    step = sfpo.make_layered_train_step(model, tx, mesh, **options)
+    step = sfpo.make_layered_train_step(MODEL, tx, mesh, **options)
     batch = jax.ShapeDtypeStruct((8, TOKENS), jnp.int32)
     with jax.numpy_dtype_promotion("standard"):  # Optax's own AdamW
-        text = step.compiled_text(step.init_shapes(PARAMS), batch)
+        text = step.compiled_text(step.init_shapes(shapes(512)), batch)
     found = overlaps(text, dict(mesh.shape))
     return [x for x in found if x.turns > 1 and x.sent >= LARGE]
-
-
-def onebit(axis_name: str) -> Any:
-    return sfpo.onebit_adam(1e-3, warmup_steps=10, axis_name=axis_name)
 
 
 @needs_gpu_compiler
