@@ -94,16 +94,17 @@ def _parse(hlo: str) -> _Program:
 
 
 def _is_product(program: _Program, line: str, holds: dict[str, bool]) -> bool:
-    """Whether an instruction, or what it calls, multiplies matrices."""
+    """Whether an instruction, or what it calls, multiplies matrices.
+
+    `holds` keeps the answers for computations.
+    """
     if _PRODUCT.search(line):
         return True
     for one, several in _CALLED.findall(line):
-        for name in one, *several.replace("%", "").split(", "):
-            if name and name not in holds:
-                holds[name] = any(
-                    _is_product(program, inner, holds)
-                    for _, inner in program.get(name, ())
-                )
-            if name and holds[name]:
+        for name in filter(None, (one, *several.replace("%", "").split(", "))):
+            if name not in holds:
+                inner = [rest for _, rest in program.get(name, ())]
+                holds[name] = any(_is_product(program, rest, holds) for rest in inner)
+            if holds[name]:
                 return True
     return False
