@@ -103,20 +103,31 @@ class Compiled:
             jax.ShapeDtypeStruct(windows, jnp.int32),
         )
 
-    def text(self) -> str:
+        self._compiled: Any = None
+
+    def compiled(self) -> Any:
         """The program; compiled once, however often it is asked for."""
-        text = self.step.compiled_text(*self.arguments)
-        self.step.compiled_text = lambda state, batch: text
-        return text
+        if self._compiled is None:
+            self._compiled = self.step.lower(*self.arguments).compile()
+            text = self._compiled.as_text()
+            self.step.compiled_text = lambda state, batch: text
+        return self._compiled
 
     def overlaps(self) -> list[Overlap]:
         """Large transfers in the bodies of loops over layers."""
-        found = overlaps(self.text(), dict(self.mesh.shape))
+        found = overlaps(self.compiled().as_text(), dict(self.mesh.shape))
         return [x for x in found if x.turns > 1 and x.sent >= LARGE]
 
-    def plan(self) -> sfpo.Plan:
+    def sent(self) -> dict[str, int]:
+        """Bytes of the compressed phase."""
+        self.compiled()
+        return self.step.wire_bytes(*self.arguments, phase="compressed")
+
+    def total_bytes(self) -> int:
         """Its memory."""
-        return sfpo.plan(self.step, *self.arguments)
+        held = self.compiled().memory_analysis()
+        kept = held.output_size_in_bytes - held.alias_size_in_bytes
+        return held.argument_size_in_bytes + kept + held.temp_size_in_bytes
 
 
 def onebit(axis_name: str) -> optax.GradientTransformation:
@@ -124,23 +135,38 @@ def onebit(axis_name: str) -> optax.GradientTransformation:
     return sfpo.onebit_adam(1e-3, warmup_steps=10, axis_name=axis_name)
 
 
-def hidden(options: Options) -> list[dict[str, Any]]:
-    """Of each large transfer of a turn of the backward loops, the products under it."""
-    between: Any = {"tx": onebit("node"), "mesh_shape": {"node": 2, "data": 4}}
-    between |= {"shard": "states"}
-    cases: dict[str, dict[str, Any]] = {
-        "dense AdamW, data 8": {"tx": optax.adamw(1e-3), "mesh_shape": {"data": 8}},
-        "one bit, data 8": {"tx": onebit("data"), "mesh_shape": {"data": 8}},
+def between_hosts(options: Options, hosts: int, pipeline_depth: int) -> Compiled:
+    """States sharded over the 8 GPUs of a host, one bit between hosts."""
+    return Compiled(
+        options,
+        onebit("node"),
+        {"node": hosts, "data": 8},
+        options.rows,
+        shard="states",
+        pipeline_depth=pipeline_depth,
+    )
+
+
+def hidden(options: Options, sharded: Compiled) -> list[dict[str, Any]]:
+    """Of each large transfer of a turn of the backward loops, the products under it.
+
+    Args:
+      options: the model.
+      sharded: one more step, for 64 GPUs and with a pipeline depth of 4.
+    """
+    one_host = {"mesh_shape": {"data": 8}, "rows": options.rows}
+    title = "states sharded over data 8, one bit over node 8, `pipeline_depth`"
+    cases = {
+        "dense AdamW, data 8": Compiled(options, optax.adamw(1e-3), **one_host),
+        "one bit, data 8": Compiled(options, onebit("data"), **one_host),
+        f"{title} 2": between_hosts(options, 8, 2),
+        f"{title} 4": sharded,
     }
-    title = "states sharded over data 4, one bit over node 2"
-    for depth in (2, 4):
-        key = f"{title}, pipeline_depth={depth}"
-        cases[key] = between | {"pipeline_depth": depth}
-    rows = []
-    for name, case in cases.items():
-        for found in Compiled(options, rows=options.rows, **case).overlaps():
-            rows.append({"case": name, **found._asdict()})
-    return rows
+    return [
+        {"case": name, **found._asdict()}
+        for name, case in cases.items()
+        for found in case.overlaps()
+    ]
 
 
 def rings(options: Options, op: int) -> dict[str, Any]:
@@ -153,37 +179,26 @@ def rings(options: Options, op: int) -> dict[str, Any]:
     return {"op": op, "permutes": len(found), "per_ring": per_ring, "alone": alone}
 
 
-def scaling(options: Options) -> list[dict[str, Any]]:
+def scaling(by_hosts: dict[int, Compiled]) -> list[dict[str, Any]]:
     """Bytes of a device in the compressed phase, and memory, with more hosts."""
     rows = []
-    for hosts in (1, 8, 64):
-        made = Compiled(
-            options,
-            onebit("node"),
-            {"node": hosts, "data": 8},
-            options.rows,
-            shard="states",
-            pipeline_depth=4,
-        )
-        made.text()
-        sent = made.step.wire_bytes(*made.arguments, phase="compressed")
-        exact = 2 * 7 / 8 * 4 * made.params
+    for hosts, made in by_hosts.items():
+        inside = 2 * 7 / 8 * 4 * made.params
         between = 2 * (hosts - 1) / hosts * made.params / 8 * roofline.PAYLOAD
-        plan = made.plan()
-        row = {"gpus": 8 * hosts, "sent": sent, "data": exact, "node": between}
-        row |= {"total_bytes": plan.total_bytes, "temporary": plan.temporary_bytes}
-        rows.append(row)
+        row = {"gpus": 8 * hosts, "sent": made.sent(), "total": made.total_bytes()}
+        rows.append(row | {"data": inside, "node": between})
     return rows
 
 
 def activations(options: Options) -> list[dict[str, Any]]:
     """Temporaries of a step with everything stored, operators split or not."""
     rows = []
-    for op in (1, 2, 4):
+    for op in (1, 4):
         made = Compiled(
             options, optax.sgd(1e-3), {"op": op}, 8 * options.rows, recompute="none"
         )
-        rows.append({"op": op, "temporary": made.plan().temporary_bytes})
+        plan = sfpo.plan(made.step, *made.arguments)
+        rows.append({"op": op, "temporary": plan.temporary_bytes})
     return rows
 
 
@@ -211,8 +226,9 @@ def main(argv: Sequence[str]) -> int:
     ]
     try:
         result["rings"] = [rings(options, op) for op in (2, 4)]
-        result["hidden"] = hidden(options)
-        result["scaling"] = scaling(options)
+        by_hosts = {hosts: between_hosts(options, hosts, 4) for hosts in (1, 8, 64)}
+        result["scaling"] = scaling(by_hosts)
+        result["hidden"] = hidden(options, by_hosts[8])
         result["activations"] = activations(options)
     except MissingCompilerError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)

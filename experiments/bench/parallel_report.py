@@ -73,7 +73,7 @@ def _scaling(rows: list[dict[str, Any]]) -> list[str]:
         sent = row["sent"]
         cells = (sent["data"], row["data"], sent.get("node", 0), row["node"])
         sizes = [f"{size / _MB:.3f}" for size in cells]
-        held = f"{row['total_bytes'] / _MB:.0f}"
+        held = f"{row['total'] / _MB:.0f}"
         lines.append(f"| {row['gpus']} | {' | '.join(sizes)} | {held} |")
     return lines
 
