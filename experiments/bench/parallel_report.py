@@ -49,7 +49,8 @@ def _hidden(rows: list[dict[str, Any]]) -> list[str]:
 
 def _rings(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
-        "Permutes of one block, forward and back, 8 pieces a product:",
+        "Permutes of one block, forward, forward again and back, 8 pieces a product; "
+        "XLA joins some:",
         "",
         "| op | permutes a ring | permutes | without a product |",
         "|---:|---:|---:|---:|",
@@ -64,7 +65,9 @@ def _scaling(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
         "States sharded over the 8 GPUs of a host, one bit between hosts: what one "
         "device sends in a",
-        "step of the compressed phase, beside the formula, and holds:",
+        "step of the compressed phase, and holds. The formula leaves out the padding, "
+        "a third of what",
+        "64 hosts send for so narrow a model:",
         "",
         "| GPUs | MB inside | formula | MB between | formula | MB held |",
         "|---:|---:|---:|---:|---:|---:|",

@@ -28,9 +28,9 @@ PIECES = 8  # of a product; a rank sends (op - 1) / op of them
 TURNS = 2  # layers whose signs are still on their way when the backward loop ends
 BACKWARD = 3 / 4  # of the arithmetic, layers computed again included
 # The cut side of the kernels multiplied while one ring turns, in widths of the model:
-# twice forward, for layers are computed again, then back. A product cut by rows has
-# one ring back under two products, one by columns two under one each.
-RINGS = (3, 1, 4, 4) * 2 + (2 * 1, 2 * 4, 3, 3, 4, 4)
+# forward, forward again but for the last, then back. A product cut by rows has one ring
+# back under two products, one by columns two under one each.
+RINGS = (3, 1, 4, 4) + (3, 1, 4) + (2 * 1, 2 * 4, 3, 3, 4, 4)
 
 
 class Load(NamedTuple):
