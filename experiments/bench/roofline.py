@@ -30,7 +30,7 @@ BACKWARD = 3 / 4  # of the arithmetic, layers computed again included
 # The cut side of the kernels multiplied while one ring turns, in widths of the model:
 # forward, forward again but for the last, then back. A product cut by rows has one ring
 # back under two products, one by columns two under one each.
-RINGS = (3, 1, 4, 4) + (3, 1, 4) + (2 * 1, 2 * 4, 3, 3, 4, 4)
+RINGS = (3, 1, 4, 4, 3, 1, 4, 2 * 1, 2 * 4, 3, 3, 4, 4)
 
 
 class Load(NamedTuple):
