@@ -7,6 +7,8 @@ from sfpo_jax.parallel._layered_step import (
     make_layered_train_step as make_layered_train_step,
 )
 from sfpo_jax.parallel._mesh import make_mesh as make_mesh
+from sfpo_jax.parallel._probe import probe_codecs as probe_codecs
+from sfpo_jax.parallel._probe import probe_link as probe_link
 from sfpo_jax.parallel._step import Step as Step
 from sfpo_jax.parallel._step import TrainState as TrainState
 from sfpo_jax.parallel._train_step import TrainStep as TrainStep
