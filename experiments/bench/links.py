@@ -120,12 +120,16 @@ def _answers(children: Sequence[Any]) -> Any:
 
 def rows(found: Mapping[str, Any]) -> list[Row]:
     """One row for each bandwidth and size of what `measure` returned."""
-    codecs = {name: Codec(*values) for name, values in found["codecs"].items()}
+    codecs = {name: _codec(*values) for name, values in found["codecs"].items()}
     return [
         make_row(name, int(entries), Link(*cell["link"]), codecs, times)
         for name, cell in found["links"].items()
         for entries, times in cell["times"].items()
     ]
+
+
+def _codec(points: Sequence[Sequence[float]]) -> Codec:
+    return Codec(tuple((int(n), seconds) for n, seconds in points))
 
 
 def markdown(table: Sequence[Row]) -> str:

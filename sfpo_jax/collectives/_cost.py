@@ -1,6 +1,6 @@
 """Which way of averaging is fastest over one mesh axis: a model of its time.
 
-    t = latency * messages + bytes / bandwidth + overhead + entries * codec
+    t = latency * messages + bytes / bandwidth + codec(entries)
 
 For N ranks an exact all-reduce sends 2 (N - 1) / N of the float32 tensor in 2 (N - 1)
 messages; a compressed mean sends 2 (N - 1) / N of the payload by an all-to-all and an
@@ -10,6 +10,7 @@ encoding and decoding take is measured, or estimated from the bandwidth of memor
 fast links the codec costs more than it saves, and the answer is "dense".
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -41,14 +42,29 @@ class Link(NamedTuple):
 
 
 class Codec(NamedTuple):
-    """What one device takes to compress, add up and decompress, nothing being sent."""
+    """What one device takes to compress, add up and decompress, nothing being sent.
 
-    overhead: float  # seconds, of any size
-    per_entry: float  # seconds
+    Attributes:
+      points: (entries, seconds) of at least one size, in order; straight lines join
+        them, and the last goes on.
+
+    Example:
+      >>> codec = Codec(((0, 0.1), (100, 0.2), (200, 0.5)))
+      >>> [round(codec.seconds(n), 3) for n in (0, 50, 300)]
+      [0.1, 0.15, 0.8]
+    """
+
+    points: tuple[tuple[int, float], ...]
 
     def seconds(self, entries: int) -> float:
         """Of so many entries."""
-        return self.overhead + self.per_entry * entries
+        if len(self.points) == 1:
+            return self.points[0][1]
+        pairs = list(itertools.pairwise(self.points))
+        inside = [pair for pair in pairs if entries < pair[1][0]]
+        (n0, t0), (n1, t1) = inside[0] if inside else pairs[-1]
+        # A size that took less than a smaller one was measured badly.
+        return max(t0 + (entries - n0) * max(t1 - t0, 0.0) / (n1 - n0), 0.0)
 
 
 class Method(NamedTuple):
@@ -84,8 +100,9 @@ class Method(NamedTuple):
     def codec(self, memory_bandwidth: float) -> Codec:
         """An estimate from the device's memory bandwidth, bytes a second."""
         if self.compressor is None:
-            return Codec(0.0, 0.0)
-        return Codec(_LAUNCHES, self.touched / memory_bandwidth)
+            return Codec(((0, 0.0),))
+        million = _LAUNCHES + 1_000_000 * self.touched / memory_bandwidth
+        return Codec(((0, _LAUNCHES), (1_000_000, million)))
 
 
 def methods(
@@ -160,7 +177,7 @@ def estimate(
     Example:
       >>> link = Link(latency=1e-4, bandwidth=12.5e6)  # 100 Mbit/s
       >>> dense = methods()["dense"]
-      >>> round(estimate(dense, 1_000_000, 2, link, Codec(0, 0)).seconds, 4)
+      >>> round(estimate(dense, 1_000_000, 2, link, Codec(((0, 0.0),))).seconds, 4)
       0.3202
     """
     bandwidth = link.bandwidth

@@ -1,15 +1,15 @@
 """A short timed probe: what mesh axes carry, and what the devices' codecs take.
 
-Every device times the same few programs at two sizes; the line through the medians
-gives the time of a message and of a byte. Processes then agree on the slowest of them:
-a choice that differs between processes would leave them waiting in different programs.
+Every device times the same few programs at a few sizes, medians of several runs: two
+sizes give the time of a message and of a byte, more the time of a codec, which is no
+straight line where arrays outgrow caches. Processes agree on the slowest of them: a
+choice that differs between processes would leave them waiting in different programs.
 """
 
-import functools
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,17 +21,10 @@ from sfpo_jax.collectives import Codec, Link, Method
 from sfpo_jax.transforms import compressed_mean
 
 _SMALL, _FIRST, _LARGEST = 1 << 10, 1 << 20, 1 << 26  # bytes that a device holds
+_CODEC_SIZES = (1 << 10, 1 << 20, 1 << 22, 1 << 24)  # entries
 # A busy machine comes late by some milliseconds, which must not pass for bandwidth.
-_LONG_ENOUGH = 0.03
-_CODEC_SIZE = 1 << 22  # entries
+_LONG_ENOUGH, _TOO_LONG = 0.03, 0.3
 _REPEATS, _AT_MOST = 7, 1.0
-
-
-class _Line(NamedTuple):
-    """Seconds of a program of any size."""
-
-    small: float
-    per_unit: float
 
 
 def probe_link(mesh: Mesh, axis: str) -> Link:
@@ -53,12 +46,12 @@ def probe_link(mesh: Mesh, axis: str) -> Link:
         parts = lax.all_to_all(parts, axis, split_axis=0, concat_axis=0, tiled=True)
         return lax.all_gather(parts[0], axis, tiled=True)
 
-    reduced = _fit(mesh, reduce, jnp.float32, ranks)
-    exchanged = _fit(mesh, exchange, jnp.uint8, ranks)
+    small, per_byte = _line(mesh, reduce, jnp.float32, ranks)
+    _, per_exchanged = _line(mesh, exchange, jnp.uint8, ranks)
     return Link(
-        latency=reduced.small / (2 * (ranks - 1)),
-        bandwidth=2 * share / reduced.per_unit,
-        exchange=2 * share / exchanged.per_unit,
+        latency=small / (2 * (ranks - 1)),
+        bandwidth=2 * share / per_byte,
+        exchange=2 * share / per_exchanged,
     )
 
 
@@ -69,85 +62,92 @@ def probe_codecs(mesh: Mesh, methods: Mapping[str, Method]) -> dict[str, Codec]:
       mesh: the devices.
       methods: by name; "dense" has no codec and costs nothing.
     """
-    found = {}
-    for name, method in methods.items():
-        if method.compressor is None:
-            found[name] = Codec(0.0, 0.0)
-            continue
-        tx = compressed_mean(method.compressor, None)
-
-        def run(x: jax.Array, tx: Any = tx) -> Any:
-            # The errors are results, too, or they would not be computed.
-            return tx.update(x, tx.init(x))
-
-        timed = _Timed(mesh, run, jnp.float32)
-        small, large = timed(_SMALL), timed(_CODEC_SIZE)
-        found[name] = Codec(small, max(large - small, 0.0) / _CODEC_SIZE)
-    return found
+    return {name: _probe_codec(mesh, method) for name, method in methods.items()}
 
 
-def _fit(
+def _probe_codec(mesh: Mesh, method: Method) -> Codec:
+    if method.compressor is None:
+        return Codec(((0, 0.0),))
+    tx = compressed_mean(method.compressor, None)
+    init = _on_devices(mesh, tx.init)
+    update = _on_devices(mesh, lambda x, state: tx.update(x, state), donate=(1,))
+    points: list[tuple[int, float]] = []
+    for size in _CODEC_SIZES:
+        x = _array(mesh, size, jnp.float32)
+        held = [init(x)]
+
+        def run(x: Any = x, held: Any = held) -> Any:
+            mean, held[0] = update(x, held[0])
+            return mean, held[0]
+
+        points.append((size, _seconds(run)))
+        if points[-1][1] > _TOO_LONG:
+            break
+    return Codec(tuple(points))
+
+
+def _line(
     mesh: Mesh, program: Callable[[jax.Array], Any], dtype: Any, parts: int
-) -> _Line:
-    """Seconds of no bytes and of each byte that a device holds."""
-    width = jnp.dtype(dtype).itemsize
-    timed = _Timed(mesh, program, dtype, parts)
-    small = timed(_SMALL // width)
-    size = _FIRST
-    seconds = timed(size // width)
+) -> tuple[float, float]:
+    """Seconds of hardly any bytes, and of each byte that a device holds."""
+    jitted, width = _on_devices(mesh, program), jnp.dtype(dtype).itemsize
+
+    def timed(size: int) -> float:
+        entries = -(-size // (width * parts)) * parts
+        x = _array(mesh, entries, dtype)
+        return _seconds(lambda: jitted(x))
+
+    small, size = timed(_SMALL), _FIRST
+    seconds = timed(size)
     while seconds < small + _LONG_ENOUGH and size < _LARGEST:
         size *= 4
-        seconds = timed(size // width)
+        seconds = timed(size)
     # Never 0, so that rates stay finite.
-    return _Line(small, max((seconds - small) / (size - _SMALL), 1e-14))
+    return small, max((seconds - small) / (size - _SMALL), 1e-14)
 
 
-class _Timed:
-    """Times a program of one device's array, run by all devices at once."""
+def _on_devices(
+    mesh: Mesh, program: Callable[..., Any], donate: tuple[int, ...] = ()
+) -> Any:
+    """The program of one device's arrays, run by all devices at once."""
+    spec = PartitionSpec(mesh.axis_names)
+    return jax.jit(
+        jax.shard_map(
+            program, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+        ),
+        donate_argnums=donate,
+    )
 
-    def __init__(
-        self,
-        mesh: Mesh,
-        program: Callable[[jax.Array], Any],
-        dtype: Any,
-        parts: int = 1,
-    ) -> None:
-        self._dtype, self._parts, self._devices = dtype, parts, mesh.size
-        spec = PartitionSpec(mesh.axis_names)
-        self._sharding = NamedSharding(mesh, spec)
-        self._jitted = jax.jit(
-            jax.shard_map(
-                program, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
-            )
-        )
 
-    def __call__(self, size: int) -> float:
-        """The median, in seconds, for `size` entries a device, alike everywhere."""
-        size = -(-size // self._parts) * self._parts
-        x = jax.make_array_from_callback(
-            (size * self._devices,),
-            self._sharding,
-            functools.partial(_part, size, self._dtype),
-        )
-        # Compiles; its time decides for all how often the program is run.
-        jax.block_until_ready(self._jitted(x))
-        (once,) = agreed([self._once(x)])
-        repeats = int(min(_REPEATS, max(2, _AT_MOST / max(once, 1e-6))))
-        return agreed([statistics.median(self._once(x) for _ in range(repeats))])[0]
+def _array(mesh: Mesh, size: int, dtype: Any) -> jax.Array:
+    """Random numbers, `size` of them on each device: zeros might go faster."""
 
-    def _once(self, x: jax.Array) -> float:
+    def part(index: Any) -> np.ndarray:
+        del index
+        values = np.random.default_rng(0).normal(scale=10, size=size)
+        return values.astype(np.int8).view(dtype) if width == 1 else values.astype(dtype)
+
+    width = jnp.dtype(dtype).itemsize
+    sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    return jax.make_array_from_callback((size * mesh.size,), sharding, part)
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    """The median of several runs, alike in all processes."""
+
+    def once() -> float:
         began = time.perf_counter()
-        jax.block_until_ready(self._jitted(x))
+        jax.block_until_ready(run())
         return time.perf_counter() - began
 
+    once()  # compiles
+    # All must run it equally often, or some would wait for ever.
+    (first,) = _agreed([once()])
+    repeats = int(min(_REPEATS, max(2, _AT_MOST / max(first, 1e-6))))
+    return _agreed([statistics.median(once() for _ in range(repeats))])[0]
 
-def _part(size: int, dtype: Any, index: Any) -> np.ndarray:
-    # Not all alike: a codec may be faster on zeros.
-    del index
-    return np.random.default_rng(0).normal(size=size).astype(dtype)
 
-
-def agreed(values: list[float]) -> list[float]:
+def _agreed(values: list[float]) -> list[float]:
     """The largest of all processes, the same numbers on each."""
     if jax.process_count() == 1:
         return values
