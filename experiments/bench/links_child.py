@@ -102,7 +102,9 @@ def main(argv: Sequence[str]) -> int:
     mesh = jax.make_mesh((2,), (AXIS,), axis_types=(AxisType.Auto,))
     known = methods()
     cases = {
-        entries: {name: averaging(method, mesh, entries) for name, method in known.items()}
+        entries: {
+            name: averaging(method, mesh, entries) for name, method in known.items()
+        }
         for entries in rounds
     }
     for runs in cases.values():

@@ -215,7 +215,7 @@ def choose_method(
       ('dense', 'sparse_sign')
       >>> print(fast)
       dense: 10,000,000 entries over 8 ranks at 300 GB/s take 373 us (network 373 us,
-      codec 0 us); sign 542 us, ...
+      codec 0 us); sign 617 us, bf16 747 us, int8 829 us, sparse_sign 1.07 ms
     """
     sizes = (entries,) if isinstance(entries, int) else tuple(entries)
     for size in sizes or (0,):
