@@ -17,8 +17,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sfpo_jax.collectives import Codec, Link, Method
-from sfpo_jax.transforms import compressed_mean
+from sfpo_jax.collectives import Codec, Link, Method, codec_stages
 
 _SMALL, _FIRST, _LARGEST = 1 << 10, 1 << 20, 1 << 26  # bytes that a device holds
 _CODEC_SIZES = (1 << 10, 1 << 20, 1 << 22, 1 << 24)  # entries
@@ -55,30 +54,37 @@ def probe_link(mesh: Mesh, axis: str) -> Link:
     )
 
 
-def probe_codecs(mesh: Mesh, methods: Mapping[str, Method]) -> dict[str, Codec]:
+def probe_codecs(
+    mesh: Mesh, methods: Mapping[str, Method], ranks: int = 2
+) -> dict[str, Codec]:
     """Measures compressing, error feedback and decompressing on all devices at once.
 
     Args:
       mesh: the devices.
       methods: by name; "dense" has no codec and costs nothing.
+      ranks: how many payloads a device adds up, each of its part of the entries.
     """
-    return {name: _probe_codec(mesh, method) for name, method in methods.items()}
+    return {name: _probe_codec(mesh, method, ranks) for name, method in methods.items()}
 
 
-def _probe_codec(mesh: Mesh, method: Method) -> Codec:
+def _probe_codec(mesh: Mesh, method: Method, ranks: int) -> Codec:
     if method.compressor is None:
         return Codec(((0, 0.0),))
-    tx = compressed_mean(method.compressor, None)
-    init = _on_devices(mesh, tx.init)
-    update = _on_devices(mesh, lambda x, state: tx.update(x, state), donate=(1,))
     points: list[tuple[int, float]] = []
     for size in _CODEC_SIZES:
+        stages = codec_stages(method.compressor, size, ranks)
+        # A program each: in a step a transfer lies between them, and nothing fuses.
+        send = _on_devices(mesh, stages.send, donate=(1,))
+        serve = _on_devices(mesh, stages.serve, donate=(1,))
+        receive = _on_devices(mesh, stages.receive)
         x = _array(mesh, size, jnp.float32)
-        held = [init(x)]
+        held = [jnp.zeros_like(x), _on_devices(mesh, stages.server_error)(x)]
 
-        def run(x: Any = x, held: Any = held) -> Any:
-            mean, held[0] = update(x, held[0])
-            return mean, held[0]
+        def run(x: Any = x, held: Any = held, stages: Any = (send, serve, receive)):
+            send, serve, receive = stages
+            sent, held[0] = send(x, held[0])
+            reply, held[1] = serve(sent, held[1])
+            return receive(sent, reply), held
 
         points.append((size, _seconds(run)))
         if points[-1][1] > _TOO_LONG:
