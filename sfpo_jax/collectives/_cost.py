@@ -161,12 +161,13 @@ class Choice(NamedTuple):
     def __str__(self) -> str:
         first, *others = self.estimates
         rest = ", ".join(f"{x.method} {_time(x.seconds)}" for x in others)
-        return (
+        text = (
             f"{self.method}: {sum(self.entries):,} entries over {self.ranks} ranks at "
             f"{format_bandwidth(self.link.bandwidth, digits=3)} take "
             f"{_time(first.seconds)} (network {_time(first.network)}, codec "
-            f"{_time(first.codec)}); {rest}"
+            f"{_time(first.codec)})"
         )
+        return f"{text}; {rest}" if rest else text
 
 
 def estimate(

@@ -13,7 +13,7 @@ _TIMEOUT_S = 10
 class NvLinks(NamedTuple):
     """The NVLinks of one GPU."""
 
-    index: int  # the driver's number of it
+    gpu: int  # the driver's number of it
     name: str
     active: int  # links that are up
     inactive: int
@@ -34,7 +34,7 @@ def parse_nvlinks(text: str) -> list[NvLinks]:
       >>> parse_nvlinks('''GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-0)
       ...          Link 0: 25 GB/s
       ...          Link 1: <inactive>''')
-      [NvLinks(index=0, name='NVIDIA A100-SXM4-80GB', active=1, inactive=1,
+      [NvLinks(gpu=0, name='NVIDIA A100-SXM4-80GB', active=1, inactive=1,
       bandwidth=25000000000.0)]
     """
     found: list[NvLinks] = []

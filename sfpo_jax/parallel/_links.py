@@ -86,19 +86,21 @@ def find_links(
     held = {} if fresh else kept.load()
     # Measuring takes all processes, so it is done where one of them must.
     for axis in [axis for axis in wide if axis not in links]:
-        link = held.get(f"link {axis}")
-        if _all(link is not None):
-            links[axis] = Link(*_same(link))
+        link = held.get(f"link {axis}", [])
+        if _all(len(link) == 3):
+            links[axis] = Link(*agreed(link))
         else:
             links[axis] = probe_link(mesh, axis)
         sources[axis], held[f"link {axis}"] = "measured", list(links[axis])
     codecs = {}
     for name, method in methods.items():
         key = f"codec {method.compressor.name if method.compressor else name}"
-        points = held.get(key)
-        if _all(points is not None):
+        points = held.get(key, [])
+        # Processes that kept other sizes have nothing to agree on.
+        (most,) = agreed([float(len(points))])
+        if _all(len(points) == most > 0):
             sizes, seconds = [int(n) for n, _ in points], [t for _, t in points]
-            codecs[name] = Codec(tuple(zip(sizes, _same(seconds), strict=True)))
+            codecs[name] = Codec(tuple(zip(sizes, agreed(seconds), strict=True)))
         else:
             codecs |= probe_codecs(mesh, {name: method})
         held[key] = codecs[name].points
@@ -127,10 +129,6 @@ def _nvlink() -> float | None:
 def _all(condition: bool) -> bool:
     """True where it holds in all processes."""
     return agreed([0.0 if condition else 1.0]) == [0.0]
-
-
-def _same(values: list[float]) -> list[float]:
-    return agreed(list(values))
 
 
 def _check_given(given: Mapping[str, float], mesh: Mesh) -> None:

@@ -77,7 +77,7 @@ def links_table(
     lines = [f"{mesh.size} devices ({', '.join(sorted(kinds))})"]
     for gpu in parse_nvlinks(read_nvlinks()):
         lines.append(
-            f"GPU {gpu.index}: NVLink, {gpu.active} of {gpu.active + gpu.inactive} "
+            f"GPU {gpu.gpu}: NVLink, {gpu.active} of {gpu.active + gpu.inactive} "
             f"links up, {format_bandwidth(gpu.bandwidth, digits=3)}"
         )
     if not found.links:
