@@ -112,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
             run()
     # Both leave it at once: a small reduction that is waited for.
     start = averaging(known["dense"], mesh, 8)
-    codecs = probe_codecs(mesh, known)
+    codecs = probe_codecs(mesh, AXIS, probe_link(mesh, AXIS), known)
     print(json.dumps(codecs), flush=True)
     for _ in sys.stdin:
         link = probe_link(mesh, AXIS)

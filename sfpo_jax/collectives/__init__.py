@@ -12,8 +12,6 @@ from sfpo_jax.collectives._axis import vary as vary
 from sfpo_jax.collectives._axis import varying_axes as varying_axes
 from sfpo_jax.collectives._axis import widen as widen
 from sfpo_jax.collectives._buckets import plan_buckets as plan_buckets
-from sfpo_jax.collectives._codec import CodecStages as CodecStages
-from sfpo_jax.collectives._codec import codec_stages as codec_stages
 from sfpo_jax.collectives._cost import LATENCY as LATENCY
 from sfpo_jax.collectives._cost import Choice as Choice
 from sfpo_jax.collectives._cost import Codec as Codec

@@ -57,65 +57,30 @@ def two_phase_mean(
       The mean, zero where not live, the new errors, and the payload it came from.
     """
     ranks = axis_size(axis_name)
-    sent, worker_error = encode_rows(compressor, contributions, live)
-    received = all_to_all_rows(sent, ranks, axis_name)
-    mine = [own_rows(m, ranks, axis_name) for m in live]
-    dtypes = [c.dtype for c in contributions]
-    replies, new_server_error = serve_rows(
-        compressor, received, server_error, mine, ranks, dtypes
-    )
-    payload = tuple(all_gather_rows(replies, ranks, axis_name))
-    mean = decode_rows(compressor, payload, live, dtypes)
-    return CompressedMean(mean, worker_error, new_server_error, payload)
-
-
-def encode_rows(
-    compressor: Compressor,
-    contributions: Sequence[jax.Array],
-    live: Sequence[jax.Array],
-) -> tuple[list[Any], Rows]:
-    """What a rank sends of each group, and what that loses."""
     sent = [compressor.encode(c, m) for c, m in zip(contributions, live, strict=True)]
     worker_error = tuple(
         jnp.where(m, c - compressor.decode(p, m).astype(c.dtype), 0)
         for c, p, m in zip(contributions, sent, live, strict=True)
     )
-    return sent, worker_error
-
-
-def serve_rows(
-    compressor: Compressor,
-    received: Sequence[Any],
-    server_error: Sequence[jax.Array] | None,
-    mine: Sequence[jax.Array],
-    ranks: int,
-    dtypes: Sequence[Any],
-) -> tuple[list[Any], Rows]:
-    """What a rank answers for its rows of each group, and what that loses."""
-    replies, new_server_error = [], []
+    received = all_to_all_rows(sent, ranks, axis_name)
+    mine = [own_rows(m, ranks, axis_name) for m in live]
+    totals, replies, new_server_error = [], [], []
     for group, payload in enumerate(received):
         total = _mean_of_ranks(compressor, payload, mine[group], ranks)
-        total = total.astype(dtypes[group])
+        total = total.astype(contributions[group].dtype)
         if server_error is not None:
             total = total + server_error[group]
         reply = compressor.encode(total, mine[group])
         decoded = compressor.decode(reply, mine[group]).astype(total.dtype)
+        totals.append(total)
         replies.append(reply)
         new_server_error.append(jnp.where(mine[group], total - decoded, 0))
-    return replies, tuple(new_server_error)
-
-
-def decode_rows(
-    compressor: Compressor,
-    payload: Sequence[Any],
-    live: Sequence[jax.Array],
-    dtypes: Sequence[Any],
-) -> Rows:
-    """The mean of each group from its payload."""
-    return tuple(
-        compressor.decode(p, m).astype(dtype)
-        for p, m, dtype in zip(payload, live, dtypes, strict=True)
+    payload = tuple(all_gather_rows(replies, ranks, axis_name))
+    mean = tuple(
+        compressor.decode(p, m).astype(c.dtype)
+        for p, m, c in zip(payload, live, contributions, strict=True)
     )
+    return CompressedMean(mean, worker_error, tuple(new_server_error), payload)
 
 
 class ReducedLeaves(NamedTuple):

@@ -84,28 +84,46 @@ def find_links(
         sources |= dict.fromkeys(inside, "NVLink")
     kept = _Cache(cache or cache_folder("links"), mesh)
     held = {} if fresh else kept.load()
-    # Measuring takes all processes, so it is done where one of them must.
     for axis in [axis for axis in wide if axis not in links]:
-        link = held.get(f"link {axis}", [])
-        if _all(len(link) == 3):
-            links[axis] = Link(*agreed(link))
-        else:
-            links[axis] = probe_link(mesh, axis)
-        sources[axis], held[f"link {axis}"] = "measured", list(links[axis])
+        links[axis] = _measured(mesh, axis, held)
+        sources[axis] = "measured"
+    codecs = {}
+    if wide and methods:
+        fastest = max(wide, key=lambda axis: links[axis].bandwidth)
+        codecs = _codecs(mesh, fastest, methods, held)
+    kept.save(held)
+    return Links({axis: links[axis] for axis in wide}, sources, codecs)
+
+
+def _measured(mesh: Mesh, axis: str, held: dict[str, Any]) -> Link:
+    """The link of an axis, from the cache `held` or into it."""
+    key = f"link {axis}"
+    # Measuring takes all processes, so it is done where one of them must.
+    if _all(len(held.get(key, ())) == 3):
+        return Link(*agreed(held[key]))
+    link = probe_link(mesh, axis)
+    held[key] = list(link)
+    return link
+
+
+def _codecs(
+    mesh: Mesh, axis: str, methods: Mapping[str, Method], held: dict[str, Any]
+) -> dict[str, Codec]:
+    """The codecs, from the cache `held` or into it."""
     codecs = {}
     for name, method in methods.items():
         key = f"codec {method.compressor.name if method.compressor else name}"
-        points = held.get(key, [])
+        points = held.get(key, ())
         # Processes that kept other sizes have nothing to agree on.
         (most,) = agreed([float(len(points))])
         if _all(len(points) == most > 0):
             sizes, seconds = [int(n) for n, _ in points], [t for _, t in points]
             codecs[name] = Codec(tuple(zip(sizes, agreed(seconds), strict=True)))
         else:
-            codecs |= probe_codecs(mesh, {name: method})
+            link = _measured(mesh, axis, held)
+            codecs |= probe_codecs(mesh, axis, link, {name: method})
         held[key] = codecs[name].points
-    kept.save(held)
-    return Links({axis: links[axis] for axis in wide}, sources, codecs)
+    return codecs
 
 
 def is_inside_host(devices: Any, place: int) -> bool:

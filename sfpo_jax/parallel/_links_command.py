@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import os
 import sys
 
 import jax
@@ -142,10 +143,11 @@ def _mesh(text: str | None) -> Mesh:
             f"`mesh` has the axis {unknown[0]!r}: take {', '.join(_AXES)}."
         )
     wanted = math.prod(sizes.values())
-    try:
-        jax.config.update("jax_num_cpu_devices", max(wanted, 1))
-    except RuntimeError:
-        pass  # The backend runs already: its devices are the ones there are.
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        try:
+            jax.config.update("jax_num_cpu_devices", wanted)
+        except RuntimeError:
+            pass  # The backend runs already: its devices are the ones there are.
     if sizes and wanted > jax.device_count():
         raise ValueError(
             f"`mesh` {text} needs {wanted} devices, there are {jax.device_count()}: "

@@ -1,8 +1,8 @@
 """A short timed probe: what mesh axes carry, and what the devices' codecs take.
 
 Every device times the same few programs at a few sizes, medians of several runs: two
-sizes give the time of a message and of a byte, more the time of a codec, which is no
-straight line where arrays outgrow caches. Processes agree on the slowest of them: a
+sizes give the time of a message and of a byte, and what a whole mean takes beyond that
+is its codec, which is no straight line where arrays outgrow caches. Processes agree on the slowest of them: a
 choice that differs between processes would leave them waiting in different programs.
 """
 
@@ -17,7 +17,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sfpo_jax.collectives import Codec, Link, Method, codec_stages
+from sfpo_jax.collectives import Codec, Link, Method, axis_mean, estimate
+from sfpo_jax.transforms import compressed_mean
 
 _SMALL, _FIRST, _LARGEST = 1 << 10, 1 << 20, 1 << 26  # bytes that a device holds
 _CODEC_SIZES = (1 << 10, 1 << 20, 1 << 22, 1 << 24)  # entries
@@ -55,41 +56,48 @@ def probe_link(mesh: Mesh, axis: str) -> Link:
 
 
 def probe_codecs(
-    mesh: Mesh, methods: Mapping[str, Method], ranks: int = 2
+    mesh: Mesh, axis: str, link: Link, methods: Mapping[str, Method]
 ) -> dict[str, Codec]:
-    """Measures compressing, error feedback and decompressing on all devices at once.
+    """Measures means over an axis; what the link does not explain is the codec.
+
+    Encoding, error feedback, decoding and all copies are in it, as a step has them: the
+    stages timed one by one take half as long.
 
     Args:
       mesh: the devices.
-      methods: by name; "dense" has no codec and costs nothing.
-      ranks: how many payloads a device adds up, each of its part of the entries.
+      axis: an axis of more than one rank, the fastest where there is a choice.
+      link: what `probe_link` says of it.
+      methods: by name.
     """
-    return {name: _probe_codec(mesh, method, ranks) for name, method in methods.items()}
+    found = {}
+    for name, method in methods.items():
+        points: list[tuple[int, float]] = []
+        for size in _CODEC_SIZES:
+            seconds = _seconds(_averaging(mesh, axis, method, size))
+            free = Codec(((0, 0.0),))
+            network = estimate(method, size, mesh.shape[axis], link, free).network
+            points.append((size, max(seconds - network, 0.0)))
+            if seconds > _TOO_LONG:
+                break
+        found[name] = Codec(tuple(points))
+    return found
 
 
-def _probe_codec(mesh: Mesh, method: Method, ranks: int) -> Codec:
+def _averaging(mesh: Mesh, axis: str, method: Method, size: int) -> Callable[[], Any]:
+    """A function that averages float32[size] of each device over the axis."""
+    x = _array(mesh, size, jnp.float32)
     if method.compressor is None:
-        return Codec(((0, 0.0),))
-    points: list[tuple[int, float]] = []
-    for size in _CODEC_SIZES:
-        stages = codec_stages(method.compressor, size, ranks)
-        # A program each: in a step a transfer lies between them, and nothing fuses.
-        send = _on_devices(mesh, stages.send, donate=(1,))
-        serve = _on_devices(mesh, stages.serve, donate=(1,))
-        receive = _on_devices(mesh, stages.receive)
-        x = _array(mesh, size, jnp.float32)
-        held = [jnp.zeros_like(x), _on_devices(mesh, stages.server_error)(x)]
+        dense = _on_devices(mesh, lambda x: axis_mean([x], axis)[0])
+        return lambda: dense(x)
+    tx = compressed_mean(method.compressor, axis)
+    update = _on_devices(mesh, lambda x, state: tx.update(x, state), donate=(1,))
+    held = [_on_devices(mesh, tx.init)(x)]
 
-        def run(x: Any = x, held: Any = held, stages: Any = (send, serve, receive)):
-            send, serve, receive = stages
-            sent, held[0] = send(x, held[0])
-            reply, held[1] = serve(sent, held[1])
-            return receive(sent, reply), held
+    def run() -> Any:
+        mean, held[0] = update(x, held[0])
+        return mean, held[0]
 
-        points.append((size, _seconds(run)))
-        if points[-1][1] > _TOO_LONG:
-            break
-    return Codec(tuple(points))
+    return run
 
 
 def _line(

@@ -81,7 +81,7 @@ def test_buckets_add_up() -> None:
 
 
 def test_equals_go_to_the_more_exact() -> None:
-    codecs = dict.fromkeys(NAMES, FREE)
+    codecs = {name: FREE for name in NAMES}
     assert choose_method(1000, 1, Link(1e-5, 1e9), codecs).method == "dense"
 
 

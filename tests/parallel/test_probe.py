@@ -50,10 +50,9 @@ def test_measured_once_and_kept(
         assert link.exchange is not None
         assert 0 < link.latency < 10
         assert 0 < link.bandwidth < 1e15 and 0 < link.exchange < 1e15
-    assert found.codecs["dense"].seconds(1 << 20) == 0
-    for name in ("int8", "sign"):
-        assert [n for n, _ in found.codecs[name].points] == [1 << 10, 1 << 12]
-        assert found.codecs[name].seconds(1 << 20) > 0
+    for codec in found.codecs.values():
+        assert [n for n, _ in codec.points] == [1 << 10, 1 << 12]
+        assert all(0 <= seconds < 10 for _, seconds in codec.points)
     assert len(kept(tmp_path)) == 2 + 3
     # Not measured again, and numbers come back as they were.
     with monkeypatch.context() as patch:
@@ -130,8 +129,9 @@ def test_the_command(
     monkeypatch.setattr(
         _links,
         "probe_codecs",
-        lambda mesh, methods: {name: codecs[name] for name in methods},
+        lambda mesh, axis, link, methods: {name: codecs[name] for name in methods},
     )
+    monkeypatch.setattr(_links, "probe_link", lambda mesh, axis: Link(1e-3, 1e6, 5e5))
     given = ("--given", "node=12.5MB/s", "--given", "data=300GB/s")
     assert run("--mesh", "node=2,data=2", *given) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -158,11 +158,7 @@ def test_the_command(
 def test_the_command_on_one_device(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        _links,
-        "probe_codecs",
-        lambda mesh, methods: dict.fromkeys(methods, Codec(((0, 0.0),))),
-    )
+    monkeypatch.setattr(_links, "probe_codecs", None)
     assert run("--mesh", "data=1") == 0
     assert "no axis has more than one rank" in capsys.readouterr().out
 

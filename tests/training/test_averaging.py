@@ -82,7 +82,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
 def test_a_named_algorithm_goes_over_the_slow_axes(
     mesh: Mesh, links: dict[str, str], algorithm: str, expected: Axes
 ) -> None:
-    settled, _ = settle(section(algorithm, **links), mesh, SHAPES)
+    settled, _ = settle(section(algorithm, True, **links), mesh, SHAPES)
     assert split_axes(settled, mesh) == expected
     assert settled.compression.algorithm == algorithm
 
