@@ -2,8 +2,9 @@
 
 Every device times the same few programs at a few sizes, medians of several runs: two
 sizes give the time of a message and of a byte, and what a whole mean takes beyond that
-is its codec, which is no straight line where arrays outgrow caches. Processes agree on the slowest of them: a
-choice that differs between processes would leave them waiting in different programs.
+is its codec, which is no straight line where arrays outgrow caches. Processes agree on
+the slowest of them: a choice that differed between processes would leave them waiting
+in different programs.
 """
 
 import statistics
