@@ -107,12 +107,13 @@ def _line(
     """Seconds of hardly any bytes, and of each byte that a device holds."""
     jitted, width = _on_devices(mesh, program), jnp.dtype(dtype).itemsize
 
-    def timed(size: int) -> float:
+    def timed(size: int, typical: Callable[..., float] = statistics.median) -> float:
         entries = -(-size // (width * parts)) * parts
         x = _array(mesh, entries, dtype)
-        return _seconds(lambda: jitted(x))
+        return _seconds(lambda: jitted(x), typical)
 
-    small, size = timed(_SMALL), _FIRST
+    # The quickest: that the machine was busy is no property of the link.
+    small, size = timed(_SMALL, min), _FIRST
     seconds = timed(size)
     while seconds < small + _LONG_ENOUGH and size < _LARGEST:
         size *= 4
@@ -149,8 +150,10 @@ def _array(mesh: Mesh, size: int, dtype: Any) -> jax.Array:
     return jax.make_array_from_callback((size * mesh.size,), sharding, part)
 
 
-def _seconds(run: Callable[[], Any]) -> float:
-    """The median of several runs, alike in all processes."""
+def _seconds(
+    run: Callable[[], Any], typical: Callable[..., float] = statistics.median
+) -> float:
+    """The typical one of several runs, alike in all processes."""
 
     def once() -> float:
         began = time.perf_counter()
@@ -161,7 +164,7 @@ def _seconds(run: Callable[[], Any]) -> float:
     # All must run it equally often, or some would wait for ever.
     (first,) = agreed([once()])
     repeats = int(min(_REPEATS, max(2, _AT_MOST / max(first, 1e-6))))
-    return agreed([statistics.median(once() for _ in range(repeats))])[0]
+    return agreed([typical([once() for _ in range(repeats)])])[0]
 
 
 def agreed(values: list[float]) -> list[float]:
