@@ -107,7 +107,9 @@ def _line(
     """Seconds of hardly any bytes, and of each byte that a device holds."""
     jitted, width = _on_devices(mesh, program), jnp.dtype(dtype).itemsize
 
-    def timed(size: int, typical: Callable[..., float] = statistics.median) -> float:
+    def timed(
+        size: int, typical: Callable[[list[float]], float] = statistics.median
+    ) -> float:
         entries = -(-size // (width * parts)) * parts
         x = _array(mesh, entries, dtype)
         return _seconds(lambda: jitted(x), typical)
@@ -151,7 +153,7 @@ def _array(mesh: Mesh, size: int, dtype: Any) -> jax.Array:
 
 
 def _seconds(
-    run: Callable[[], Any], typical: Callable[..., float] = statistics.median
+    run: Callable[[], Any], typical: Callable[[list[float]], float] = statistics.median
 ) -> float:
     """The typical one of several runs, alike in all processes."""
 
