@@ -38,6 +38,8 @@ class Contender:
     are alike."""
     release: GradientRelease | None = None
     """Train by the layered step; None: by the plain one."""
+    shard_axes: tuple[str, ...] = ()
+    """Axes along which the plain step reduces exactly and shares the states."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +122,12 @@ def run_contender(
     """
     began = time.perf_counter()
     step, init, test_batch = make_trainee(
-        task, contender.tx, contender.release, mesh, microbatches=microbatches
+        task,
+        contender.tx,
+        contender.release,
+        mesh,
+        microbatches=microbatches,
+        shard_axes=contender.shard_axes,
     )
     # Not the key the parameters come from.
     key = jax.random.fold_in(jax.random.key(train.seed), 1) if task.has_key else None

@@ -37,12 +37,3 @@ def make_run_mesh(parallel: Parallel, batch_size: int) -> Mesh:
         raise ValueError(f"`parallel.mesh`: {error}") from None
     check_batch(batch_size, parallel, mesh.shape["node"] * mesh.shape["data"])
     return mesh
-
-
-def compressed_axis(mesh: Mesh) -> str:
-    """The axis whose links are slow enough to compress for.
-
-    With several nodes that is the one between them, and inside a node the mean is exact
-    and dense; on a single node it is the data axis.
-    """
-    return "node" if mesh.shape["node"] > 1 else "data"

@@ -25,6 +25,8 @@ class GradientRelease:
     """How bfloat16 weights keep small updates."""
     shard: Literal["none", "states", "weights"] = "none"
     """What each device keeps but its part of."""
+    shard_axes: tuple[str, ...] = ("data",)
+    """Mesh axes that the parts lie along."""
 
 
 class Trainee(NamedTuple):
@@ -42,6 +44,7 @@ def make_trainee(
     mesh: Mesh,
     *,
     microbatches: int = 1,
+    shard_axes: tuple[str, ...] = (),
 ) -> Trainee:
     """The step that trains a task, and the parameters it trains.
 
@@ -51,9 +54,12 @@ def make_trainee(
       release: None for the plain step.
       mesh: the devices.
       microbatches: parts of a device's batch.
+      shard_axes: axes along which the plain step shares the states; () for none.
     """
     shared: Any = {"has_key": task.has_key, "microbatches": microbatches}
     if release is None:
+        if shard_axes:
+            shared |= {"shard": "states", "shard_axes": shard_axes}
         step = make_train_step(task.loss_fn, tx, mesh, **shared)
         return Trainee(step, task.init, task.test)
     layered = task.layered

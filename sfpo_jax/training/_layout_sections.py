@@ -5,9 +5,9 @@ from typing import Literal
 
 from sfpo_jax._validate import check_at_least, check_range
 from sfpo_jax.training._build import Quantity
-from sfpo_jax.units import parse_bytes
+from sfpo_jax.units import parse_bandwidth, parse_bytes
 
-Algorithm = Literal["none", "bf16", "int8", "1bit_adam", "sparse_1bit"]
+Algorithm = Literal["none", "bf16", "int8", "1bit_adam", "sparse_1bit", "auto"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Compression:
     algorithm: Algorithm = "1bit_adam"
     """none: dense AdamW. bf16, int8: gradients sent so, then AdamW. 1bit_adam: SFPO,
     masked gradients and momentum as signs. sparse_1bit: momentum as the signs of its
-    largest entries, no masking."""
+    largest entries, no masking. auto: what the cost model says is fastest."""
     error_feedback: bool = True
     """Add what compression lost to the next step, on both sides."""
     block_size: int | Literal["auto"] = "auto"
@@ -136,12 +136,58 @@ class Compression:
 
 
 @dataclasses.dataclass(frozen=True)
+class TopologyAware:
+    """Exact means where links are fast, compressed ones where they are slow."""
+
+    enable: bool = False
+    """Split the axes of the mesh by their bandwidth; false compresses between nodes, or
+    over all devices of a single node."""
+    bandwidth_threshold: Quantity = "50GB/s"
+    """Axes at or above it are reduced exactly and first, their devices sharing the
+    optimizer's states, so that the slower axes carry a part of the data only."""
+
+    def __post_init__(self) -> None:
+        _check_bandwidth(
+            "communication.topology_aware.bandwidth_threshold", self.bandwidth_threshold
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkSpeeds:
+    """What a device sends along each axis of the mesh, for auto and topology_aware."""
+
+    node: Quantity = "measure"
+    """Between nodes, with a unit; measure: by a short probe as the run starts."""
+    data: Quantity = "measure"
+    """Inside a node."""
+
+    def __post_init__(self) -> None:
+        for axis, value in dataclasses.asdict(self).items():
+            if value != "measure":
+                _check_bandwidth(f"communication.links.{axis}", value)
+
+    def given(self) -> dict[str, float]:
+        """Bytes a second of the axes that are not measured."""
+        values = dataclasses.asdict(self).items()
+        return {a: parse_bandwidth(v) for a, v in values if v != "measure"}
+
+
+def _check_bandwidth(name: str, value: str) -> None:
+    if parse_bandwidth(value, name=name) <= 0:
+        raise ValueError(
+            f"`{name}` must be positive, got '{value}': write for example 12.5GB/s."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class Communication:
     """What is sent, and in which portions."""
 
     compression: Compression = Compression()
     bucket_size: Quantity = "256MB"
     """Float32 bytes of leaves that travel together, with a unit."""
+    topology_aware: TopologyAware = TopologyAware()
+    links: LinkSpeeds = LinkSpeeds()
 
     def __post_init__(self) -> None:
         name = "communication.bucket_size"
