@@ -22,11 +22,11 @@ from sfpo_jax.collectives._cost import choose_method as choose_method
 from sfpo_jax.collectives._cost import estimate as estimate
 from sfpo_jax.collectives._cost import methods as methods
 from sfpo_jax.collectives._mean import axis_mean as axis_mean
-from sfpo_jax.collectives._signs import SentSigns as SentSigns
 from sfpo_jax.collectives._nvlink import NvLinks as NvLinks
 from sfpo_jax.collectives._nvlink import nvlink_bandwidth as nvlink_bandwidth
 from sfpo_jax.collectives._nvlink import parse_nvlinks as parse_nvlinks
 from sfpo_jax.collectives._nvlink import read_nvlinks as read_nvlinks
+from sfpo_jax.collectives._signs import SentSigns as SentSigns
 from sfpo_jax.collectives._signs import SignMean as SignMean
 from sfpo_jax.collectives._signs import send_signs as send_signs
 from sfpo_jax.collectives._signs import serve_and_gather as serve_and_gather
