@@ -5,7 +5,8 @@ import os
 import jax
 from jax.sharding import Mesh
 
-from sfpo_jax import make_mesh
+from experiments.models.operator import Sizes, check_operator
+from sfpo_jax import Operator, make_mesh
 from sfpo_jax.training import Parallel, check_batch
 
 
@@ -37,3 +38,18 @@ def make_run_mesh(parallel: Parallel, batch_size: int) -> Mesh:
         raise ValueError(f"`parallel.mesh`: {error}") from None
     check_batch(batch_size, parallel, mesh.shape["node"] * mesh.shape["data"])
     return mesh
+
+
+def make_operator(parallel: Parallel, mesh: Mesh, sizes: Sizes) -> Operator | None:
+    """How the products of a model are shared along `op`; None where it is one device.
+
+    Raises:
+      ValueError: a model, or pieces, that do not divide over it.
+    """
+    ranks = mesh.shape["op"]
+    if ranks == 1:
+        return None
+    pieces = parallel.operator
+    operator = Operator(pieces.chunk_size, pieces.prefetch_depth)
+    check_operator(sizes, operator, ranks)
+    return operator

@@ -106,13 +106,16 @@ def settle_run(config: T, mesh: Mesh, task: Task) -> tuple[T, list[str]]:
 def make_contenders(config: Sections, mesh: Mesh) -> list[Contender]:
     """Dense AdamW where `train.compare` asks for it, and what the sections name."""
     own = make_contender(config, mesh)
-    return [make_dense(config), own] if config.train.compare else [own]
+    return [make_dense(config, mesh), own] if config.train.compare else [own]
 
 
-def make_dense(config: Sections) -> Contender:
+def make_dense(config: Sections, mesh: Mesh) -> Contender:
     """Dense AdamW, the reference."""
-    tx = training.make_dense_optimizer(config.optimizer, config.train.steps)
-    return Contender(DENSE, tx)
+    optimizer, max_norm = config.optimizer, None
+    if mesh.shape["op"] > 1:
+        optimizer, max_norm = _unclipped(optimizer)
+    tx = training.make_dense_optimizer(optimizer, config.train.steps)
+    return Contender(DENSE, tx, max_norm=max_norm)
 
 
 def make_contender(config: Sections, mesh: Mesh) -> Contender:
@@ -124,11 +127,14 @@ def make_contender(config: Sections, mesh: Mesh) -> Contender:
     algorithm = config.communication.compression.algorithm
     name, optimizer, release = _NAMES[algorithm], config.optimizer, None
     axes = training.split_axes(config.communication, mesh)
-    _check_sharded(config, axes)
+    parts = (*axes.exact, *(["op"] if mesh.shape["op"] > 1 else []))
+    _check_sharded(config, axes, parts)
+    max_norm = None
     if config.memory.gradient_release:
         name, release = f"layered {name}", _release(config, axes)
-        # The chain sees one layer at a time, whose norm is not that of all.
-        optimizer = dataclasses.replace(optimizer, clip_norm="none")
+    if config.memory.gradient_release or parts:
+        # The chain sees one layer, or parts of tensors, whose norm is not that of all.
+        optimizer, max_norm = _unclipped(optimizer)
     tx = training.make_optimizer(
         optimizer,
         config.sparsity,
@@ -138,7 +144,9 @@ def make_contender(config: Sections, mesh: Mesh) -> Contender:
         axis_name=axes.axis_name,
     )
     if algorithm not in training.ONE_BIT:
-        return Contender(name, tx, release=release, shard_axes=axes.exact)
+        return Contender(
+            name, tx, release=release, shard_axes=axes.exact, max_norm=max_norm
+        )
 
     def course(freeze: int | None) -> Course:
         steps, communication = config.train.steps, config.communication
@@ -148,10 +156,20 @@ def make_contender(config: Sections, mesh: Mesh) -> Contender:
         )
 
     phases = ("warmup", "compressed")
-    return Contender(name, tx, phases, course, release, axes.exact)
+    return Contender(name, tx, phases, course, release, axes.exact, max_norm)
 
 
-def _check_sharded(config: Sections, axes: training.Axes) -> None:
+def _unclipped(
+    optimizer: training.Optimizer,
+) -> tuple[training.Optimizer, float | None]:
+    """(the section without clipping, the norm that the step clips to instead)."""
+    norm = None if optimizer.clip_norm == "none" else optimizer.clip_norm
+    return dataclasses.replace(optimizer, clip_norm="none"), norm
+
+
+def _check_sharded(
+    config: Sections, axes: training.Axes, parts: tuple[str, ...]
+) -> None:
     """Raises ValueError for keys that the step cannot do on a part of each tensor."""
     memory = config.memory
     for key in ("rounding", "shard"):
@@ -170,20 +188,11 @@ def _check_sharded(config: Sections, axes: training.Axes) -> None:
                 "(parallel.mesh.node), or set communication.compression.algorithm to "
                 "none."
             )
-    if not axes.exact or memory.gradient_release:
-        return
-    # An optimizer that sees parts of tensors knows neither norm nor ratio of the whole.
-    named = f"with `communication.topology_aware` over {', '.join(axes.exact)}"
-    if config.optimizer.clip_norm != "none":
+    if parts and algorithm in training.ONE_BIT and chosen.warmup == "auto":
         raise ValueError(
-            f"`optimizer.clip_norm` must be none {named}, got "
-            f"{config.optimizer.clip_norm}: a device sees a part of each gradient; "
-            "`memory.gradient_release` clips by the norm of all."
-        )
-    if algorithm in training.ONE_BIT and chosen.warmup == "auto":
-        raise ValueError(
-            f"`communication.compression.warmup` must be a share of the run {named}, "
-            "got auto: a device sees a part of the variance; 0.12 is usual."
+            "`communication.compression.warmup` must be a share of the run where "
+            f"tensors are split over {', '.join(parts)}, got auto: a device sees part "
+            "of the variance; 0.12 is usual."
         )
 
 
@@ -211,4 +220,5 @@ def _release(config: Sections, axes: training.Axes) -> GradientRelease:
         None if memory.rounding == "none" else memory.rounding,
         shard,
         axes.exact or ("data",),
+        config.parallel.pipeline_depth,
     )

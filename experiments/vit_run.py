@@ -6,7 +6,7 @@ import jax
 
 from experiments.data.images import Dataset
 from experiments.data.sources import held_out_batches, open_dataset, training_stream
-from experiments.devices import make_run_mesh, show_cpu_devices
+from experiments.devices import make_operator, make_run_mesh, show_cpu_devices
 from experiments.models.vit import ViTConfig
 from experiments.run import Run, make_contenders, settle_run
 from experiments.vit_task import make_task
@@ -59,9 +59,10 @@ def prepare(config: Config) -> Run:
     model = config.model
     dataset = open_dataset(config.data, model.image_size, model.channels)
     recompute = config.parallel.time.recompute == "full"
-    task = make_task(config.model, dataset, recompute=recompute)
-    check_groups(config.optimizer.groups, jax.eval_shape(lambda: task.init(0)))
     mesh = make_run_mesh(config.parallel, config.data.batch_size)
+    operator = make_operator(config.parallel, mesh, model)
+    task = make_task(model, dataset, recompute=recompute, operator=operator)
+    check_groups(config.optimizer.groups, jax.eval_shape(lambda: task.init(0)))
     data = config.data
     config, notes = settle_run(config, mesh, task)
     return Run(

@@ -5,6 +5,7 @@ from typing import Literal
 
 from sfpo_jax._validate import check_at_least, check_range
 from sfpo_jax.training._build import Quantity
+from sfpo_jax.tuning import check_chunk_size
 from sfpo_jax.units import parse_bandwidth, parse_bytes
 
 Algorithm = Literal["none", "bf16", "int8", "1bit_adam", "sparse_1bit", "auto"]
@@ -19,7 +20,7 @@ class Mesh:
     data: int = -1
     """Devices of a group, each with its part of the batch."""
     op: int = 1
-    """Devices that share one operator; the data-parallel step leaves them no work."""
+    """Devices that share each large product, and the tokens between them."""
 
     def __post_init__(self) -> None:
         sizes = dataclasses.asdict(self)
@@ -29,11 +30,6 @@ class Mesh:
                     f"`parallel.mesh.{name}` must be at least 1, or -1 for what is "
                     f"left, got {size}: it is a number of devices."
                 )
-        if self.op != 1:
-            raise ValueError(
-                f"`parallel.mesh.op` must be 1, got {self.op}: a data-parallel step "
-                "splits no operator; give the devices to `parallel.mesh.data`."
-            )
         if list(sizes.values()).count(-1) > 1:
             raise ValueError(
                 f"`parallel.mesh` may hold -1 once, got {sizes}: -1 takes what the "
@@ -50,11 +46,31 @@ class Time:
 
 
 @dataclasses.dataclass(frozen=True)
+class OperatorPieces:
+    """How a product is shared along parallel.mesh.op."""
+
+    chunk_size: int = 4
+    """Pieces of a product, a multiple of parallel.mesh.op; twice that hides most."""
+    prefetch_depth: int = 2
+    """Pieces in flight, at most half of chunk_size."""
+
+    def __post_init__(self) -> None:
+        try:
+            check_chunk_size(self.chunk_size, self.prefetch_depth)
+        except ValueError as error:
+            raise ValueError(f"`parallel.operator`: {error}") from None
+
+
+@dataclasses.dataclass(frozen=True)
 class Parallel:
     """How a step is laid out over devices and time."""
 
     mesh: Mesh = Mesh()
+    operator: OperatorPieces = OperatorPieces()
     time: Time = Time()
+    pipeline_depth: int = 2
+    """Layers whose reduction is in flight under the products of others, with
+    memory.gradient_release; 0 keeps the least memory."""
     microbatches: int = 1
     """Parts of a device's batch that run one after another to save memory."""
     cpu_devices: int = 8
@@ -65,6 +81,9 @@ class Parallel:
             "parallel.microbatches", self.microbatches, 1, "the parts of a batch"
         )
         check_at_least("parallel.cpu_devices", self.cpu_devices, 1, "a device count")
+        check_at_least(
+            "parallel.pipeline_depth", self.pipeline_depth, 0, "layers in flight"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
