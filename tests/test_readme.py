@@ -40,6 +40,7 @@ def test_an_example_runs(source: str) -> None:
         "docs/gpt.md",
         "docs/memory.md",
         "docs/topology.md",
+        "docs/parallel.md",
         "docs/training.md",
     ],
 )

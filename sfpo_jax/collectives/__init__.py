@@ -26,6 +26,8 @@ from sfpo_jax.collectives._nvlink import NvLinks as NvLinks
 from sfpo_jax.collectives._nvlink import nvlink_bandwidth as nvlink_bandwidth
 from sfpo_jax.collectives._nvlink import parse_nvlinks as parse_nvlinks
 from sfpo_jax.collectives._nvlink import read_nvlinks as read_nvlinks
+from sfpo_jax.collectives._overlap import Overlap as Overlap
+from sfpo_jax.collectives._overlap import overlaps as overlaps
 from sfpo_jax.collectives._signs import SentSigns as SentSigns
 from sfpo_jax.collectives._signs import SignMean as SignMean
 from sfpo_jax.collectives._signs import send_signs as send_signs

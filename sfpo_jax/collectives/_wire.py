@@ -37,6 +37,7 @@ _ALL_REDUCE = ("all-reduce", "all-reduce-start")
 _GATHERS = ("all-gather", "all-gather-start", "reduce-scatter", "reduce-scatter-start")
 _EXCHANGES = ("all-to-all", "all-to-all-start", "ragged-all-to-all")
 _PERMUTES = ("collective-permute", "collective-permute-start")
+_COLLECTIVES = frozenset((*_ALL_REDUCE, *_GATHERS, *_EXCHANGES, *_PERMUTES))
 
 
 class Transfer(NamedTuple):
@@ -117,10 +118,8 @@ def _walk(
     for line in body:
         opcode_at = _OPCODE.search(line)
         opcode = opcode_at[1] if opcode_at else ""
-        if opcode in (*_ALL_REDUCE, *_GATHERS, *_EXCHANGES, *_PERMUTES):
-            assert opcode_at is not None
-            shape, rest = line[: opcode_at.start(1)], line[opcode_at.end() :]
-            moved += _transfer(opcode, shape, rest, times, mesh_shape)
+        if opcode in _COLLECTIVES:
+            moved += read_transfers(line, times, mesh_shape)
         elif opcode == "conditional":
             branches = [descend(name, times) for name in _branches(line)]
             tags = [_phase_of(program, name, phases) for name in _branches(line)]
@@ -167,9 +166,20 @@ def _phase_of(
     return None
 
 
-def _transfer(
-    opcode: str, shape: str, rest: str, times: int, mesh_shape: Mapping[str, int]
+def read_transfers(
+    line: str, times: int, mesh_shape: Mapping[str, int]
 ) -> list[Transfer]:
+    """What one instruction sends; nothing where it is no collective.
+
+    Args:
+      line: the instruction, without its name.
+      times: how often it runs.
+      mesh_shape: axis names and sizes.
+    """
+    found = _OPCODE.search(line)
+    if found is None or found[1] not in _COLLECTIVES:
+        return []
+    opcode, shape, rest = found[1], line[: found.start(1)], line[found.end() :]
     axis, ranks = _axis_of(rest, mesh_shape)
     if ranks == 1:
         return []

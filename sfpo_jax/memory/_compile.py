@@ -16,9 +16,11 @@ from sfpo_jax.collectives import transfers, wire_bytes
 from sfpo_jax.memory._buffers import covered, read_dump
 from sfpo_jax.memory._cache import Cache
 from sfpo_jax.memory._measurement import Measurement
+from sfpo_jax.transforms import COMPRESSED_SCOPE, WARMUP_SCOPE
 
 # Part of the key: raise it when the meaning of a measurement changes.
-_VERSION = 1
+_VERSION = 2
+_PHASES = (WARMUP_SCOPE, COMPRESSED_SCOPE)
 _CACHE_SWITCH = "jax_enable_compilation_cache"
 _KEPT_BUFFERS = 32
 _NO_TRITON = "without-triton"
@@ -68,7 +70,7 @@ def _compile(lowered: Any, mesh_shape: Mapping[str, int]) -> Measurement:
     stats = compiled.memory_analysis()
     buffers = assigned.buffers if assigned else ()
     activations = covered(b for b in buffers if b.is_activation)
-    sent = transfers(compiled.as_text() or "", mesh_shape, None, ())
+    sent = transfers(compiled.as_text() or "", mesh_shape, None, _PHASES)
     return Measurement(
         argument_bytes=stats.argument_size_in_bytes,
         output_bytes=stats.output_size_in_bytes,

@@ -142,6 +142,9 @@ class LayeredUpdate(NamedTuple):
                 lambda carry, index: carry.read(name, index),
                 lambda carry, index, old, new: carry.write(name, index, old, new),
                 self.pipeline_depth,
+                # No transfer begins with parameters, so these reads may wait. Beside
+                # the write they would make XLA copy the stack in every turn.
+                lambda began, now: began._replace(params=now.params),
             )
 
             def use(index: jax.Array, grads: Any, carry: _Carry) -> _Carry:

@@ -274,15 +274,15 @@ def overlap_options(mesh: Mesh) -> dict[str, Any] | None:
     """What XLA's GPU compiler needs to run transfers under arithmetic.
 
     By default it leaves instructions where they stand, so that most transfers are
-    waited for at once. Several may be in flight: the bits and the scales of one layer
-    beside those of another, and pieces of a split operator.
+    waited for at once. Several may be in flight: the gradient, the bits and the scales
+    of layers at different stages, both ways, new weights, and pieces of an operator.
     """
     is_gpu = mesh.devices.flat[0].platform in ("gpu", "cuda", "rocm")
     if not is_gpu or mesh.size == 1:
         return None
     return {
         "xla_gpu_enable_latency_hiding_scheduler": True,
-        "xla_gpu_experimental_parallel_collective_overlap_limit": 4,
+        "xla_gpu_experimental_parallel_collective_overlap_limit": 8,
     }
 
 

@@ -1,7 +1,7 @@
 """Models whose products are shared are the same functions, with the same gradients."""
 
 import dataclasses
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import sfpo_jax as sfpo
-from experiments.models.bert import BERTConfig
-from experiments.models.gpt import GPT, GPTConfig
+from experiments.models.gpt import GPT
 from experiments.models.layered import (
     Layered,
     layered_bert,
@@ -22,46 +21,17 @@ from experiments.models.layered import (
 )
 from experiments.models.operator import check_operator, operator_specs
 from experiments.models.transformer import Attention
-from experiments.models.vit import ViTConfig
-from sfpo_jax.training import PADDING
+from tests.experiments.small_models import (
+    BERT_CONFIG,
+    GPT_CONFIG,
+    VIT,
+    images,
+    pairs,
+    random_params,
+    windows,
+)
 
-SIZES: Any = {
-    "width": 16,
-    "heads": 4,
-    "mlp_width": 24,
-    "depth": 2,
-    "dtype": cast(Any, "float64"),
-}
 B = 4
-VIT = ViTConfig(image_size=8, patch_size=4, channels=1, classes=3, **SIZES)
-# Five tokens: neither two ranks nor four take equal shares without padding.
-GPT_CONFIG = GPTConfig(vocabulary=11, length=5, **SIZES)
-BERT_CONFIG = BERTConfig(vocabulary=11, length=7, **SIZES)
-
-
-def images() -> Any:
-    rng = np.random.default_rng(1)
-    return {"image": rng.normal(size=(B, 8, 8, 1)), "label": np.array([0, 1, 2, 1])}
-
-
-def windows() -> Any:
-    return np.random.default_rng(1).integers(0, 11, (B, 6)).astype(np.int32)
-
-
-def pairs() -> Any:
-    rng = np.random.default_rng(1)
-    ids = rng.integers(0, 11, (B, 7)).astype(np.int32)
-    labels = np.full((B, 7), PADDING, np.int32)
-    # As many on each rank of data, whose losses weigh alike.
-    labels[:, [0, 3, 5]] = ids[:, [0, 3, 5]]
-    return {
-        "ids": ids,
-        "types": (np.arange(7) > 3).astype(np.int32)[None].repeat(B, 0),
-        "is_live": np.arange(7)[None] < np.array([7, 6, 7, 6])[:, None],
-        "labels": labels,
-        "class": np.array([0, 1, 1, 0], np.int32),
-    }
-
 
 MODELS: dict[str, tuple[Any, Any]] = {
     "vit": (lambda operator: layered_vit(VIT, operator=operator), images),
@@ -79,13 +49,6 @@ MODELS: dict[str, tuple[Any, Any]] = {
     ),
     "bert": (lambda operator: layered_bert(BERT_CONFIG, operator), pairs),
 }
-
-
-def random_params(layered: Layered) -> Any:
-    """Like the model's, none of them zero."""
-    rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(layered.init, jax.random.key(0))
-    return jax.tree.map(lambda x: jnp.asarray(0.5 * rng.normal(size=x.shape)), shapes)
 
 
 def value_and_grads(layered: Layered, params: Any, batch: Any) -> Any:
@@ -135,7 +98,7 @@ def test_values_and_gradients_are_those_of_one_device(name: str, op: int) -> Non
     make, batch = MODELS[name]
     with jax.enable_x64(True):
         layered = make(sfpo.Operator(4))
-        params, data = random_params(layered), jax.tree.map(jnp.asarray, batch())
+        params, data = random_params(layered), jax.tree.map(jnp.asarray, batch(B))
         (loss, aux), grads = shared(layered, op, params, data)
         (true, true_aux), true_grads = jax.jit(
             lambda *args: value_and_grads(make(None), *args)
@@ -161,7 +124,7 @@ def test_the_operator_reaches_every_layer_and_is_no_parameter() -> None:
     for block in again.blocks:
         layers = (block.attention.qkv, block.attention.out, block.mlp_in, block.mlp_out)
         assert {layer.operator for layer in layers} == {sfpo.Operator(8)}
-    ids = jnp.asarray(windows()[:, :5])
+    ids = jnp.asarray(windows(B)[:, :5])
     plain = GPT(config, rngs=nnx.Rngs(0))
     found, wanted = (nnx.jit(lambda model: model(ids))(m) for m in (again, plain))
     np.testing.assert_allclose(found, wanted, atol=1e-5)
@@ -184,7 +147,7 @@ def test_ranks_drop_different_entries() -> None:
     layered = layered_vit(config, operator=sfpo.Operator(4))
     params = jax.tree.map(jnp.ones_like, layered.init(jax.random.key(0)))
     model: Any = layered.model
-    batch = jax.tree.map(jnp.ones_like, images())
+    batch = jax.tree.map(jnp.ones_like, images(B))
     embed = jax.shard_map(
         lambda outer, batch: model.embed(outer, batch, jax.random.key(0)),
         mesh=sfpo.make_mesh(data=1, op=4, devices=jax.devices()[:4]),

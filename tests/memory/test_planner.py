@@ -200,3 +200,17 @@ def test_a_program_that_does_not_tile_is_compiled_without_triton() -> None:
 
     with pytest.raises(CompileError, match=r"compile: INTERNAL: broken$"):
         _compile.measure(Broken(), "cpu", {}, Cache(None))
+
+
+def test_of_phases_that_are_loops_the_larger_is_counted() -> None:
+    model = sfpo.LayeredModel(
+        embed=lambda outer, batch, key: batch @ outer,
+        block=lambda layer, x, key: jnp.tanh(x @ layer),
+        loss=lambda outer, x, batch, key: jnp.mean(x**2),
+    )
+    tx = sfpo.onebit_adam(0.1, warmup_steps=2, axis_name="data")
+    step = sfpo.make_layered_train_step(model, tx, sfpo.make_mesh())
+    params = {"outer": programs.shape(64, 64), "layers": programs.shape(4, 64, 64)}
+    args = step.init_shapes(params), programs.shape(8, 64)
+    sent = plan_on_cpu(step, *args).wire_bytes
+    assert sent == step.wire_bytes(*args, phase="warmup")

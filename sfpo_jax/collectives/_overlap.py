@@ -1,0 +1,110 @@
+"""What a compiled program does while a transfer is on its way.
+
+A GPU runs the instructions of a scheduled program one after the other, but for an
+asynchronous collective: between its start and its done others run. Only what takes long
+hides it, and in a training step that is matrix products.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from sfpo_jax.collectives._wire import read_transfers
+
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
+_BODY = re.compile(r'\bbody=%?([\w.\-]+).*"known_trip_count":\{"n":"(\d+)"\}')
+_CALLED = re.compile(
+    r"(?:calls|to_apply|body|(?:true|false)_computation)=%?([\w.\-]+)"
+    r"|branch_computations=\{([^}]*)\}"
+)
+_PRODUCT = re.compile(
+    r'[\s})](?:dot|convolution)\(|custom_call_target="__cu(?:blas|dnn)'
+)
+_DONE = re.compile(r" [a-z\-]+-done\(.*?%?([\w.\-]+)\)")
+_IS_SYNC = re.compile(r'"is_sync":true')
+
+_Program = dict[str, list[tuple[str, str]]]
+
+
+class Overlap(NamedTuple):
+    """One collective of a program, and what runs beside it.
+
+    Attributes:
+      opcode: its name in HLO, without "-start".
+      shape: what it returns, as HLO writes it.
+      axis: the mesh axis it runs over, several joined by a comma.
+      sent: bytes one device sends, each time it runs.
+      products: instructions with a matrix product or a convolution between its start
+        and its done; 0 for one that is waited for at once.
+      turns: of the loop in whose body it stands; 1 outside, or where it is not known.
+    """
+
+    opcode: str
+    shape: str
+    axis: str
+    sent: float
+    products: int
+    turns: int
+
+
+def overlaps(hlo: str, mesh_shape: Mapping[str, int]) -> list[Overlap]:
+    """The collectives of a compiled and scheduled program, in its order.
+
+    Each stands there once, however often it runs. A loop, a branch or a fusion counts
+    as one product where there is any in it.
+
+    Args:
+      hlo: the optimised program, `compiled.as_text()`.
+      mesh_shape: axis names and sizes of the mesh it was compiled for.
+    """
+    program = _parse(hlo)
+    turns = {found[1]: int(found[2]) for found in _BODY.finditer(hlo)}
+    holds: dict[str, bool] = {}
+    found: list[Overlap] = []
+    for name, instructions in program.items():
+        flying: dict[str, tuple[int, int]] = {}  # start -> (place in `found`, products)
+        count = 0
+        for own, line in instructions:
+            if done := _DONE.search(line):
+                if done[1] in flying:
+                    place, before = flying.pop(done[1])
+                    found[place] = found[place]._replace(products=count - before)
+                continue
+            for transfer in read_transfers(line, 1, mesh_shape):
+                opcode, is_start, _ = transfer.opcode.partition("-start")
+                if is_start and not _IS_SYNC.search(line):
+                    flying[own] = len(found), count
+                shape = line[: line.index(f" {transfer.opcode}(")]
+                axis, sent = transfer.axis, transfer.sent
+                found.append(Overlap(opcode, shape, axis, sent, 0, turns.get(name, 1)))
+            count += _is_product(program, line, holds)
+    return found
+
+
+def _parse(hlo: str) -> _Program:
+    """Computation name -> (name, the rest) of its instructions."""
+    program: _Program = {}
+    for line in hlo.splitlines():
+        if found := _COMPUTATION.match(line):
+            program[found[1]] = []
+        elif found := _INSTRUCTION.match(line):
+            program[next(reversed(program))].append((found[1], found[2]))
+    return program
+
+
+def _is_product(program: _Program, line: str, holds: dict[str, bool]) -> bool:
+    """Whether an instruction, or what it calls, multiplies matrices.
+
+    `holds` keeps the answers for computations.
+    """
+    if _PRODUCT.search(line):
+        return True
+    for one, several in _CALLED.findall(line):
+        for name in filter(None, (one, *several.replace("%", "").split(", "))):
+            if name not in holds:
+                inner = [rest for _, rest in program.get(name, ())]
+                holds[name] = any(_is_product(program, rest, holds) for rest in inner)
+            if holds[name]:
+                return True
+    return False
