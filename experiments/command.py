@@ -62,7 +62,10 @@ def run_experiment(experiment: Experiment, argv: Sequence[str]) -> int:
         )
         check_tensorboard(config.train.tensorboard)
         run = experiment.prepare(config)
-        folder = open_folder(config, config.train, say)
+        for note in run.notes:
+            say(note)
+        # Without what is left open, so that a run goes on as it began.
+        folder = open_folder(run.config, run.config.train, say)
     go_on = f"{program} --train.resume {shlex.quote(str(folder.path))}"
     try:
         with stop_on_signals() as stop:

@@ -38,6 +38,10 @@ class Contender:
     are alike."""
     release: GradientRelease | None = None
     """Train by the layered step; None: by the plain one."""
+    shard_axes: tuple[str, ...] = ()
+    """Axes along which the plain step reduces exactly and shares the states."""
+    max_norm: float | None = None
+    """What the plain step clips to, for a chain that sees parts of tensors."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +55,8 @@ class Result:
     train_loss: float
     """Mean over the last twentieth of the steps."""
     wire_bytes: list[int]
-    """Bytes one device sends in a step, over all axes, phase by phase."""
+    """Bytes of gradients, or what stands for them, that one device sends in a step,
+    phase by phase; activations along `op` are not counted."""
     parameters: int
     freeze: int | None
     """First compressed step; None where nothing freezes."""
@@ -120,7 +125,13 @@ def run_contender(
     """
     began = time.perf_counter()
     step, init, test_batch = make_trainee(
-        task, contender.tx, contender.release, mesh, microbatches=microbatches
+        task,
+        contender.tx,
+        contender.release,
+        mesh,
+        microbatches=microbatches,
+        max_norm=contender.max_norm,
+        shard_axes=contender.shard_axes,
     )
     # Not the key the parameters come from.
     key = jax.random.fold_in(jax.random.key(train.seed), 1) if task.has_key else None
@@ -183,5 +194,6 @@ def _wire_bytes(
         # Each compiles, which can take minutes, and there is nothing to save yet.
         if stop and stop.requested:
             raise RunStopped(f"{contender.name} stopped before its first step")
-        found.append(sum(step.wire_bytes(state, first, phase).values()))
+        sent = step.wire_bytes(state, first, phase)
+        found.append(sum(size for axis, size in sent.items() if axis != "op"))
     return found

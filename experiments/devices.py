@@ -5,7 +5,8 @@ import os
 import jax
 from jax.sharding import Mesh
 
-from sfpo_jax import make_mesh
+from experiments.models.operator import Sizes, check_operator
+from sfpo_jax import Operator, make_mesh
 from sfpo_jax.training import Parallel, check_batch
 
 
@@ -39,10 +40,16 @@ def make_run_mesh(parallel: Parallel, batch_size: int) -> Mesh:
     return mesh
 
 
-def compressed_axis(mesh: Mesh) -> str:
-    """The axis whose links are slow enough to compress for.
+def make_operator(parallel: Parallel, mesh: Mesh, sizes: Sizes) -> Operator | None:
+    """How the products of a model are shared along `op`; None where it is one device.
 
-    With several nodes that is the one between them, and inside a node the mean is exact
-    and dense; on a single node it is the data axis.
+    Raises:
+      ValueError: a model, or pieces, that do not divide over it.
     """
-    return "node" if mesh.shape["node"] > 1 else "data"
+    ranks = mesh.shape["op"]
+    if ranks == 1:
+        return None
+    pieces = parallel.operator
+    operator = Operator(pieces.chunk_size, pieces.prefetch_depth)
+    check_operator(sizes, operator, ranks)
+    return operator

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from experiments.command import Experiment, run_experiment
+from experiments.devices import make_operator
 from experiments.models.gpt import GPTConfig
 from experiments.models.layered import layered_gpt
 from experiments.text_run import TextConfig, prepare_text
@@ -68,7 +69,8 @@ def build(
     config = build_config(TextConfig, read_yaml(FULL_SIZE))
     model, clip_norm = config.model, config.optimizer.clip_norm
     rounding = config.memory.rounding
-    layered = layered_gpt(model)
+    operator = make_operator(config.parallel, mesh, model)
+    layered = layered_gpt(model, operator)
     # The step clips, for the chain sees one layer at a time.
     unclipped = dataclasses.replace(config.optimizer, clip_norm="none")
     step = make_layered_train_step(
@@ -78,7 +80,9 @@ def build(
         has_key=model.dropout > 0,
         max_norm=None if clip_norm == "none" else clip_norm,
         rounding=None if rounding == "none" else rounding,
-        shard="none" if mesh.size == 1 else "weights",
+        shard="none" if mesh.shape["data"] == 1 else "weights",
+        pipeline_depth=config.parallel.pipeline_depth,
+        operator_specs=None if operator is None else layered.specs,
         recompute=config.parallel.time.recompute,
         microbatches=config.parallel.microbatches,
     )

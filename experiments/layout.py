@@ -25,6 +25,10 @@ class GradientRelease:
     """How bfloat16 weights keep small updates."""
     shard: Literal["none", "states", "weights"] = "none"
     """What each device keeps but its part of."""
+    shard_axes: tuple[str, ...] = ("data",)
+    """Mesh axes that the parts lie along."""
+    pipeline_depth: int = 2
+    """Layers whose reduction is in flight."""
 
 
 class Trainee(NamedTuple):
@@ -42,6 +46,8 @@ def make_trainee(
     mesh: Mesh,
     *,
     microbatches: int = 1,
+    max_norm: float | None = None,
+    shard_axes: tuple[str, ...] = (),
 ) -> Trainee:
     """The step that trains a task, and the parameters it trains.
 
@@ -51,16 +57,28 @@ def make_trainee(
       release: None for the plain step.
       mesh: the devices.
       microbatches: parts of a device's batch.
+      max_norm: clips in the plain step, for a chain that sees parts of tensors.
+      shard_axes: axes along which the plain step shares the states; () for none.
     """
     shared: Any = {"has_key": task.has_key, "microbatches": microbatches}
     if release is None:
-        step = make_train_step(task.loss_fn, tx, mesh, **shared)
+        if shard_axes:
+            shared |= {"shard": "states", "shard_axes": shard_axes}
+        step = make_train_step(
+            task.loss_fn,
+            tx,
+            mesh,
+            max_norm=max_norm,
+            operator_specs=task.specs,
+            **shared,
+        )
         return Trainee(step, task.init, task.test)
     layered = task.layered
     step = make_layered_train_step(
         layered.model,
         tx,
         mesh,
+        operator_specs=layered.specs,
         **dataclasses.asdict(release),
         **shared,
     )

@@ -10,6 +10,13 @@ from sfpo_jax.training import ConfigError, build, load_config, read_yaml
 
 T = TypeVar("T")
 
+# What the first start found out, and the next is not asked again.
+_FOUND = {
+    "communication.compression.algorithm": "auto",
+    "communication.links.node": "measure",
+    "communication.links.data": "measure",
+}
+
 # What a resumed run may be given anew, since no step depends on it.
 FREE = {
     f"train.{name}"
@@ -59,12 +66,22 @@ def load_run_config(
     config = load_config(began, argv, prog=prog, description=description)
     old, new = _flat(began), _flat(config)
     for key in old:
-        if old[key] != new[key] and key not in FREE:
+        if new[key] == _FOUND.get(key):
+            config = _replaced(config, key.split("."), old[key])
+        elif old[key] != new[key] and key not in FREE:
             raise ConfigError(
                 f"`{key}` must stay {old[key]} when a run goes on, got {new[key]}: "
                 f"leave it to {path}, or begin another run"
             )
     return config
+
+
+def _replaced(config: Any, names: list[str], value: Any) -> Any:
+    """`config` with another value under a dotted key."""
+    name, *rest = names
+    if rest:
+        value = _replaced(getattr(config, name), rest, value)
+    return dataclasses.replace(config, **{name: value})
 
 
 def _flat(config: Any, prefix: str = "") -> dict[str, Any]:

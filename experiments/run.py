@@ -2,12 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import jax
 from jax.sharding import Mesh
 
 from experiments.contender import Contender, Record, Result, run_contender
-from experiments.devices import compressed_axis
 from experiments.layout import GradientRelease
 from experiments.run_log import Course, Store
 from experiments.task import Task
@@ -33,6 +33,9 @@ _NAMES = {
 }
 
 
+T = TypeVar("T")
+
+
 class Sections(Protocol):
     """What the contenders read of a configuration, whatever its model and data."""
 
@@ -53,13 +56,14 @@ class Sections(Protocol):
 class Run(NamedTuple):
     """A configuration made ready to start."""
 
-    config: Any  # a dataclass of sections, with `parallel` and `train`
+    config: Any  # a dataclass of sections; nothing in it is left to be measured
     data: str  # what the task learns, for reports
     task: Task
     mesh: Mesh
     contenders: list[Contender]
     stream: Callable[[], DataIterator]  # training batches from the first
     tests: Callable[[], Sequence[Any]]  # the whole test set
+    notes: Sequence[str] = ()  # why gradients are averaged as they are
 
     def start(
         self,
@@ -87,16 +91,31 @@ class Run(NamedTuple):
         )
 
 
+def settle_run(config: T, mesh: Mesh, task: Task) -> tuple[T, list[str]]:
+    """The configuration with what its links decide, and the reasons.
+
+    Arguments and errors are those of `training.settle`, of a section in `config`.
+    """
+    given: Any = config
+    params = jax.eval_shape(lambda: task.init(0))
+    shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
+    communication, notes = training.settle(given.communication, mesh, shapes)
+    return dataclasses.replace(given, communication=communication), notes
+
+
 def make_contenders(config: Sections, mesh: Mesh) -> list[Contender]:
     """Dense AdamW where `train.compare` asks for it, and what the sections name."""
     own = make_contender(config, mesh)
-    return [make_dense(config), own] if config.train.compare else [own]
+    return [make_dense(config, mesh), own] if config.train.compare else [own]
 
 
-def make_dense(config: Sections) -> Contender:
+def make_dense(config: Sections, mesh: Mesh) -> Contender:
     """Dense AdamW, the reference."""
-    tx = training.make_dense_optimizer(config.optimizer, config.train.steps)
-    return Contender(DENSE, tx)
+    optimizer, max_norm = config.optimizer, None
+    if mesh.shape["op"] > 1:
+        optimizer, max_norm = _unclipped(optimizer)
+    tx = training.make_dense_optimizer(optimizer, config.train.steps)
+    return Contender(DENSE, tx, max_norm=max_norm)
 
 
 def make_contender(config: Sections, mesh: Mesh) -> Contender:
@@ -107,21 +126,27 @@ def make_contender(config: Sections, mesh: Mesh) -> Contender:
     """
     algorithm = config.communication.compression.algorithm
     name, optimizer, release = _NAMES[algorithm], config.optimizer, None
-    _check_sharded(config, mesh)
+    axes = training.split_axes(config.communication, mesh)
+    parts = (*axes.exact, *(["op"] if mesh.shape["op"] > 1 else []))
+    _check_sharded(config, axes, parts)
+    max_norm = None
     if config.memory.gradient_release:
-        name, release = f"layered {name}", _release(config)
-        # The chain sees one layer at a time, whose norm is not that of all.
-        optimizer = dataclasses.replace(optimizer, clip_norm="none")
+        name, release = f"layered {name}", _release(config, axes)
+    if config.memory.gradient_release or parts:
+        # The chain sees one layer, or parts of tensors, whose norm is not that of all.
+        optimizer, max_norm = _unclipped(optimizer)
     tx = training.make_optimizer(
         optimizer,
         config.sparsity,
         config.communication,
         config.memory,
         steps=config.train.steps,
-        axis_name=compressed_axis(mesh),
+        axis_name=axes.axis_name,
     )
     if algorithm not in training.ONE_BIT:
-        return Contender(name, tx, release=release)
+        return Contender(
+            name, tx, release=release, shard_axes=axes.exact, max_norm=max_norm
+        )
 
     def course(freeze: int | None) -> Course:
         steps, communication = config.train.steps, config.communication
@@ -130,11 +155,22 @@ def make_contender(config: Sections, mesh: Mesh) -> Contender:
             training.sparsity_curve(config.sparsity, communication, steps, freeze),
         )
 
-    return Contender(name, tx, ("warmup", "compressed"), course, release)
+    phases = ("warmup", "compressed")
+    return Contender(name, tx, phases, course, release, axes.exact, max_norm)
 
 
-def _check_sharded(config: Sections, mesh: Mesh) -> None:
-    """Raises ValueError for keys of `memory` that the step cannot do."""
+def _unclipped(
+    optimizer: training.Optimizer,
+) -> tuple[training.Optimizer, float | None]:
+    """(the section without clipping, the norm that the step clips to instead)."""
+    norm = None if optimizer.clip_norm == "none" else optimizer.clip_norm
+    return dataclasses.replace(optimizer, clip_norm="none"), norm
+
+
+def _check_sharded(
+    config: Sections, axes: training.Axes, parts: tuple[str, ...]
+) -> None:
+    """Raises ValueError for keys that the step cannot do on a part of each tensor."""
     memory = config.memory
     for key in ("rounding", "shard"):
         if getattr(memory, key) != "none" and not memory.gradient_release:
@@ -142,18 +178,25 @@ def _check_sharded(config: Sections, mesh: Mesh) -> None:
                 f"`memory.{key}` must be none without `memory.gradient_release`, got "
                 f"{getattr(memory, key)}: the layered step does it."
             )
-    algorithm = config.communication.compression.algorithm
-    if memory.shard != "none" and algorithm != "none":
-        if compressed_axis(mesh) == "data":
+    chosen = config.communication.compression
+    algorithm = chosen.algorithm
+    if memory.shard != "none" and algorithm != "none" and not axes.exact:
+        if "data" in axes.compressed:
             raise ValueError(
                 f"`memory.shard` must be none with {algorithm} over the axis data, got "
                 f"{memory.shard}: shards are reduced exactly; compress between nodes "
                 "(parallel.mesh.node), or set communication.compression.algorithm to "
                 "none."
             )
+    if parts and algorithm in training.ONE_BIT and chosen.warmup == "auto":
+        raise ValueError(
+            "`communication.compression.warmup` must be a share of the run where "
+            f"tensors are split over {', '.join(parts)}, got auto: a device sees part "
+            "of the variance; 0.12 is usual."
+        )
 
 
-def _release(config: Sections) -> GradientRelease:
+def _release(config: Sections, axes: training.Axes) -> GradientRelease:
     """What goes with `memory.gradient_release`."""
     optimizer, chosen = config.optimizer, config.communication.compression
     if optimizer.groups:
@@ -169,9 +212,13 @@ def _release(config: Sections) -> GradientRelease:
             "at once; 0.12 is usual."
         )
     memory = config.memory
+    # The exact axes share the states at least.
+    shard = "states" if axes.exact and memory.shard == "none" else memory.shard
     return GradientRelease(
         None if optimizer.clip_norm == "none" else optimizer.clip_norm,
         config.parallel.time.recompute,
         None if memory.rounding == "none" else memory.rounding,
-        memory.shard,
+        shard,
+        axes.exact or ("data",),
+        config.parallel.pipeline_depth,
     )

@@ -19,11 +19,13 @@ class LayeredTask(NamedTuple):
       init: seed -> parameters, the numbers of `Task.init`.
       model: embed, block and loss.
       test: as in `Task`, from the stacked parameters.
+      specs: as in `Task`, of one layer where layers are stacked.
     """
 
     init: Callable[[int], Any]
     model: LayeredModel
     test: Test
+    specs: Any
 
 
 class Task(NamedTuple):
@@ -37,6 +39,7 @@ class Task(NamedTuple):
       has_key: whether the loss takes a random key.
       parameters: number of entries to train.
       layered: the same layer by layer.
+      specs: how parameters are cut over the axis `op`, None where they are not.
     """
 
     init: Callable[[int], Any]
@@ -45,6 +48,7 @@ class Task(NamedTuple):
     has_key: bool
     parameters: int
     layered: LayeredTask
+    specs: Any
 
 
 def make_scored_task(
@@ -54,6 +58,7 @@ def make_scored_task(
     *,
     layered: Layered,
     has_key: bool,
+    specs: Any = None,
     operator: Operator | None = None,
 ) -> Task:
     """A task whose loss is the cross-entropy of labels.
@@ -64,6 +69,7 @@ def make_scored_task(
       labels: batch -> int[...]; those of PADDING do not count in a test.
       layered: the same model in layers.
       has_key: whether training takes a random key.
+      specs: how parameters are cut over the axis `op`, None where they are not.
       operator: where ranks share sequences and have logits of their own tokens only.
     """
 
@@ -86,8 +92,12 @@ def make_scored_task(
         has_key=has_key,
         parameters=sum(leaf.size for leaf in jax.tree.leaves(shapes)),
         layered=LayeredTask(
-            _from_seed(layered.init), layered.model, jax.jit(layered_test)
+            _from_seed(layered.init),
+            layered.model,
+            jax.jit(layered_test),
+            None if specs is None else layered.specs,
         ),
+        specs=specs,
     )
 
 

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 
 from experiments.data.text import load_stdlib
-from experiments.devices import make_run_mesh, show_cpu_devices
+from experiments.devices import make_operator, make_run_mesh, show_cpu_devices
 from experiments.models.gpt import GPTConfig
-from experiments.run import Run, make_contenders
+from experiments.run import Run, make_contenders, settle_run
 from experiments.text_task import make_text_task
 from sfpo_jax.training import (
     Communication,
@@ -58,8 +58,10 @@ def prepare_text(config: TextConfig) -> Run:
         )
     mesh = make_run_mesh(config.parallel, data.batch_size)
     recompute = config.parallel.time.recompute == "full"
-    task = make_text_task(config.model, recompute=recompute)
+    operator = make_operator(config.parallel, mesh, config.model)
+    task = make_text_task(config.model, recompute=recompute, operator=operator)
     check_groups(config.optimizer.groups, jax.eval_shape(lambda: task.init(0)))
+    config, notes = settle_run(config, mesh, task)
     return Run(
         config,
         f"{len(dataset.train.tokens):,} training and {len(dataset.test.tokens):,} test "
@@ -74,6 +76,7 @@ def prepare_text(config: TextConfig) -> Run:
             seed=config.train.seed,
         ),
         tests=lambda: _test_batches(dataset.test, data, length),
+        notes=notes,
     )
 
 

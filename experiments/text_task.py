@@ -7,6 +7,7 @@ from flax import nnx
 
 from experiments.models.gpt import GPT, GPTConfig
 from experiments.models.layered import layered_gpt
+from experiments.models.operator import operator_specs
 from experiments.models.transformer import cast_weights
 from experiments.task import Task, make_scored_task
 from sfpo_jax import Operator
@@ -25,22 +26,24 @@ def make_text_task(
       operator: how large products are shared over the axis `op`.
     """
 
-    def create(key: jax.Array) -> tuple[Any, Any]:
+    def create(key: jax.Array) -> GPT:
         gpt = GPT(model, recompute=recompute, rngs=nnx.Rngs(key))
         if operator is not None:
             gpt.set_attributes(operator=operator)
-        return nnx.split(cast_weights(gpt, model.param_dtype))
+        return cast_weights(gpt, model.param_dtype)
 
-    graph, _ = nnx.eval_shape(lambda: create(jax.random.key(0)))
+    shapes = nnx.eval_shape(lambda: create(jax.random.key(0)))
+    graph, _ = nnx.split(shapes)
 
     def logits(params: Any, windows: jax.Array, key: jax.Array | None) -> jax.Array:
         return nnx.merge(graph, params)(windows[:, :-1], key=key)
 
     return make_scored_task(
-        lambda key: create(key)[1],
+        lambda key: nnx.split(create(key))[1],
         logits,
         lambda windows: windows[:, 1:],
         layered=layered_gpt(model, operator),
         has_key=model.dropout > 0,
+        specs=None if operator is None else operator_specs(shapes),
         operator=operator,
     )

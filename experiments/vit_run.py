@@ -6,9 +6,9 @@ import jax
 
 from experiments.data.images import Dataset
 from experiments.data.sources import held_out_batches, open_dataset, training_stream
-from experiments.devices import make_run_mesh, show_cpu_devices
+from experiments.devices import make_operator, make_run_mesh, show_cpu_devices
 from experiments.models.vit import ViTConfig
-from experiments.run import Run, make_contenders
+from experiments.run import Run, make_contenders, settle_run
 from experiments.vit_task import make_task
 from sfpo_jax.training import (
     Communication,
@@ -59,10 +59,12 @@ def prepare(config: Config) -> Run:
     model = config.model
     dataset = open_dataset(config.data, model.image_size, model.channels)
     recompute = config.parallel.time.recompute == "full"
-    task = make_task(config.model, dataset, recompute=recompute)
-    check_groups(config.optimizer.groups, jax.eval_shape(lambda: task.init(0)))
     mesh = make_run_mesh(config.parallel, config.data.batch_size)
+    operator = make_operator(config.parallel, mesh, model)
+    task = make_task(model, dataset, recompute=recompute, operator=operator)
+    check_groups(config.optimizer.groups, jax.eval_shape(lambda: task.init(0)))
     data = config.data
+    config, notes = settle_run(config, mesh, task)
     return Run(
         config,
         _describe(dataset),
@@ -72,6 +74,7 @@ def prepare(config: Config) -> Run:
         stream=lambda: training_stream(dataset.train, data, config.train.seed),
         # Without gradients, twice the batch still takes less memory than training.
         tests=lambda: held_out_batches(dataset.test, 2 * data.batch_size),
+        notes=notes,
     )
 
 

@@ -9,6 +9,7 @@ from flax import nnx
 from experiments.data.batches import Batch, check_shapes, normalization, preprocess
 from experiments.data.images import Dataset
 from experiments.models.layered import layered_vit
+from experiments.models.operator import operator_specs
 from experiments.models.vit import ViT, ViTConfig
 from experiments.task import Task, make_scored_task
 from sfpo_jax import Operator
@@ -41,13 +42,14 @@ def make_task(
         )
     scale = normalization(sample.images)
 
-    def create(key: jax.Array) -> tuple[Any, Any]:
+    def create(key: jax.Array) -> ViT:
         vit = ViT(model, recompute=recompute, rngs=nnx.Rngs(key))
         if operator is not None:
             vit.set_attributes(operator=operator)
-        return nnx.split(vit)
+        return vit
 
-    graph, _ = nnx.eval_shape(lambda: create(jax.random.key(0)))
+    shapes = nnx.eval_shape(lambda: create(jax.random.key(0)))
+    graph, _ = nnx.split(shapes)
 
     def unpack(batch: Batch) -> tuple[jax.Array, jax.Array]:
         images = preprocess(batch.images, scale, model.image_size, model.channels)
@@ -57,9 +59,10 @@ def make_task(
         return nnx.merge(graph, params)(unpack(batch)[0], key=key)
 
     return make_scored_task(
-        lambda key: create(key)[1],
+        lambda key: nnx.split(create(key))[1],
         logits,
         lambda batch: batch.labels,
         layered=layered_vit(model, unpack, operator),
         has_key=model.dropout > 0,
+        specs=None if operator is None else operator_specs(shapes),
     )

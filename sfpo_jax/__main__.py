@@ -8,6 +8,7 @@ from typing import NamedTuple, NoReturn
 
 from sfpo_jax import _doctor
 from sfpo_jax.memory import add_plan_arguments, run_plan
+from sfpo_jax.parallel import add_links_arguments, run_links
 
 PROGRAM = "python -m sfpo_jax"
 
@@ -34,6 +35,11 @@ COMMANDS = {
         "how much memory a program takes on a GPU that is not there, and whose it is",
         run_plan,
         add_plan_arguments,
+    ),
+    "links": Command(
+        "how fast the links between the devices are, and what is fastest over them",
+        run_links,
+        add_links_arguments,
     ),
 }
 

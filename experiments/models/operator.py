@@ -46,7 +46,7 @@ def _operands(layer: nnx.Linear, inputs: jax.Array) -> Any:
     return layer.promote_dtype((inputs, layer.kernel[...], bias), dtype=layer.dtype)
 
 
-class _Sizes(Protocol):
+class Sizes(Protocol):
     """What `check_operator` reads of a model's configuration."""
 
     @property
@@ -59,7 +59,7 @@ class _Sizes(Protocol):
     def tokens(self) -> int: ...
 
 
-def check_operator(sizes: _Sizes, operator: Operator, op_size: int) -> None:
+def check_operator(sizes: Sizes, operator: Operator, op_size: int) -> None:
     """Refuses a model that the ranks of `op` cannot share.
 
     Raises:

@@ -181,8 +181,14 @@ def _by_dtype(arrays: Sequence[jax.Array], collective: Any) -> list[jax.Array]:
     """Applies a collective on arrays [m, .] joined by dtype along their last axis.
 
     Scales stay apart from bits: joined as bytes, XLA's GPU compiler would no longer
-    run either transfer under arithmetic.
+    run either transfer under arithmetic. bfloat16 travels as uint16, for XLA's CPU
+    compiler would send it as float32.
     """
+    given = arrays
+    arrays = [
+        lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+        for x in arrays
+    ]
     moved: list[Any] = [None] * len(arrays)
     for dtype in sorted({x.dtype.name for x in arrays}):
         places = [i for i, x in enumerate(arrays) if x.dtype.name == dtype]
@@ -190,5 +196,5 @@ def _by_dtype(arrays: Sequence[jax.Array], collective: Any) -> list[jax.Array]:
         ends = np.cumsum([arrays[i].shape[1] for i in places])[:-1]
         parts = jnp.split(collective(joined), ends, axis=1)
         for place, part in zip(places, parts, strict=True):
-            moved[place] = part
+            moved[place] = lax.bitcast_convert_type(part, given[place].dtype)
     return moved

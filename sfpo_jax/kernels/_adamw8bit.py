@@ -14,7 +14,7 @@ The factor and eps hold the corrections of both moments, in the order of operati
 Kingma & Ba 2015 (https://arxiv.org/abs/1412.6980, section 2) call the more efficient
 one. Here it is: what the native kernel waits for is the divider, and so it takes three
 square roots and one division an entry, all true ones. The twin's operations are the
-same, contracted as XLA likes: directions agree within the rounding of their operands,
+same, and XLA is kept from contracting the sums: directions and parameters are equal,
 bytes but for one in ten thousand, and that by one.
 """
 
@@ -28,6 +28,7 @@ import numpy as np
 from sfpo_jax.kernels._hash import Seed, round_at_random
 from sfpo_jax.kernels._native import alike, choose, ffi_call, is_float32
 from sfpo_jax.kernels._quantized import Quantized, dequantize, quantize
+from sfpo_jax.kernels._rounded import uncontracted
 
 Arrays = Sequence[jax.Array]
 
@@ -182,6 +183,7 @@ def _twin(operands: _Operands, is_decayed: Sequence[bool]) -> Adamw8bitResult:
     b1, m_share, b2, v_share, factor, eps, rate, decay = (
         operands.numbers[i] for i in range(8)
     )
+    whole = uncontracted(b1)
     taken, seeds = operands.taken, operands.seeds.reshape(-1, 2)
     values, new_mu, new_nu = [], [], []
     for place, (g, mu, nu) in enumerate(
@@ -189,8 +191,8 @@ def _twin(operands: _Operands, is_decayed: Sequence[bool]) -> Adamw8bitResult:
     ):
         # What is not finite must not reach a moment, even one that is dropped.
         g = jnp.where(taken, g, 0)
-        m = b1 * dequantize(mu) + m_share * g
-        v = b2 * dequantize(nu) + v_share * g * g
+        m = whole(b1 * dequantize(mu)) + whole(m_share * g)
+        v = whole(b2 * dequantize(nu)) + whole(v_share * g * g)
         u = adam_direction(m, v, factor, eps)
         new_mu.append(_where(taken, quantize(m), mu))
         new_nu.append(_where(taken, quantize(v, False, seed=Seed(*seeds[0])), nu))
@@ -199,7 +201,7 @@ def _twin(operands: _Operands, is_decayed: Sequence[bool]) -> Adamw8bitResult:
             continue
         p = operands.parameters[place]
         moved = p.astype(u.dtype)
-        moved -= rate * (u + decay * moved if is_decayed[place] else u)
+        moved -= whole(rate * (u + whole(decay * moved) if is_decayed[place] else u))
         if _is_narrow(p) and len(seeds) > 1:
             moved = round_at_random(moved, Seed(*seeds[1 + place]))
         values.append(jnp.where(taken, moved.astype(p.dtype), p))

@@ -11,10 +11,10 @@ from sfpo_jax.memory._buffers import Buffer, Origin
 from sfpo_jax.memory._measurement import Measurement
 
 
-def cache_folder() -> Path:
-    """Where measurements are kept: below XDG_CACHE_HOME, or ~/.cache."""
+def cache_folder(kind: str = "plans") -> Path:
+    """Where measurements of a kind are kept: below XDG_CACHE_HOME, or ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "sfpo_jax" / "plans"
+    return Path(base) / "sfpo_jax" / kind
 
 
 class Cache:

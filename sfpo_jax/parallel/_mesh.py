@@ -7,6 +7,8 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh
 
+from sfpo_jax.parallel._device_order import order_devices
+
 
 def make_mesh(
     node: int = 1,
@@ -17,6 +19,9 @@ def make_mesh(
 ) -> Mesh:
     """A mesh with axes `node`, `data`, `op`, one size of which may be -1: what is left.
 
+    Devices of a host lie side by side, so that `op` and `data` stay inside hosts and
+    only `node` crosses the links between them.
+
     Args:
       node: groups joined by slow links, e.g. hosts.
       data: devices of a group that share its batch.
@@ -24,7 +29,11 @@ def make_mesh(
       devices: the devices; None = all.
 
     Raises:
-      ValueError: sizes that do not multiply to the number of devices.
+      ValueError: sizes that do not multiply to the number of devices, or groups of
+        data x op devices that do not fit into hosts.
+
+    Warns:
+      UserWarning: node=1 over several hosts.
 
     Example:
       >>> import sfpo_jax as sfpo
@@ -53,5 +62,5 @@ def make_mesh(
         tuple(sizes.values()),
         tuple(sizes),
         axis_types=(AxisType.Auto,) * len(sizes),
-        devices=devices,
+        devices=order_devices(devices, sizes["node"]),
     )

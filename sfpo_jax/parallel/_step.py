@@ -146,6 +146,13 @@ class Step(abc.ABC):
     def lower(self, state: Any, batch: Any) -> Any:
         """The step lowered for arguments of these shapes, as `jax.jit` has it.
 
+        Arguments and errors are those of `trace`.
+        """
+        return self.trace(state, batch).lower()
+
+    def trace(self, state: Any, batch: Any) -> Any:
+        """The step traced for arguments of these shapes, as `jax.jit` has it.
+
         Args:
           state: from `init` or `init_shapes`.
           batch: arrays or ShapeDtypeStructs, led by the global batch axis.
@@ -159,7 +166,7 @@ class Step(abc.ABC):
             lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype, sharding=sharding),
             batch,
         )
-        return self._jitted.lower(jax.tree.map(_shape_of, state), shapes)
+        return self._jitted.trace(jax.tree.map(_shape_of, state), shapes)
 
     def compiled_text(self, state: TrainState, batch: Any) -> str:
         """The optimised HLO of the step for arguments of these shapes."""

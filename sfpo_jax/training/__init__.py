@@ -4,6 +4,9 @@ Needs the extra `experiments` (PyYAML and tyro; Grain and Pillow where data are 
 `import sfpo_jax` does not bring this package.
 """
 
+from sfpo_jax.training._averaging import Axes as Axes
+from sfpo_jax.training._averaging import settle as settle
+from sfpo_jax.training._averaging import split_axes as split_axes
 from sfpo_jax.training._batch_order import PADDING as PADDING
 from sfpo_jax.training._batch_stream import BatchStream as BatchStream
 from sfpo_jax.training._batch_stream import check_identity as check_identity
@@ -30,10 +33,12 @@ from sfpo_jax.training._image_scan import ImageFiles as ImageFiles
 from sfpo_jax.training._image_scan import scan_images as scan_images
 from sfpo_jax.training._layout_sections import Communication as Communication
 from sfpo_jax.training._layout_sections import Compression as Compression
+from sfpo_jax.training._layout_sections import LinkSpeeds as LinkSpeeds
 from sfpo_jax.training._layout_sections import Memory as Memory
 from sfpo_jax.training._layout_sections import Mesh as Mesh
 from sfpo_jax.training._layout_sections import Parallel as Parallel
 from sfpo_jax.training._layout_sections import Time as Time
+from sfpo_jax.training._layout_sections import TopologyAware as TopologyAware
 from sfpo_jax.training._loop import Fit as Fit
 from sfpo_jax.training._loop import Monitor as Monitor
 from sfpo_jax.training._loop import NonFiniteLossError as NonFiniteLossError

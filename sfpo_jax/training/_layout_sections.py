@@ -5,9 +5,10 @@ from typing import Literal
 
 from sfpo_jax._validate import check_at_least, check_range
 from sfpo_jax.training._build import Quantity
-from sfpo_jax.units import parse_bytes
+from sfpo_jax.tuning import check_chunk_size
+from sfpo_jax.units import parse_bandwidth, parse_bytes
 
-Algorithm = Literal["none", "bf16", "int8", "1bit_adam", "sparse_1bit"]
+Algorithm = Literal["none", "bf16", "int8", "1bit_adam", "sparse_1bit", "auto"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Mesh:
     data: int = -1
     """Devices of a group, each with its part of the batch."""
     op: int = 1
-    """Devices that share one operator; the data-parallel step leaves them no work."""
+    """Devices that share each large product, and the tokens between them."""
 
     def __post_init__(self) -> None:
         sizes = dataclasses.asdict(self)
@@ -29,11 +30,6 @@ class Mesh:
                     f"`parallel.mesh.{name}` must be at least 1, or -1 for what is "
                     f"left, got {size}: it is a number of devices."
                 )
-        if self.op != 1:
-            raise ValueError(
-                f"`parallel.mesh.op` must be 1, got {self.op}: a data-parallel step "
-                "splits no operator; give the devices to `parallel.mesh.data`."
-            )
         if list(sizes.values()).count(-1) > 1:
             raise ValueError(
                 f"`parallel.mesh` may hold -1 once, got {sizes}: -1 takes what the "
@@ -50,11 +46,31 @@ class Time:
 
 
 @dataclasses.dataclass(frozen=True)
+class OperatorPieces:
+    """How a product is shared along parallel.mesh.op."""
+
+    chunk_size: int = 4
+    """Pieces of a product, a multiple of parallel.mesh.op; twice that hides most."""
+    prefetch_depth: int = 2
+    """Pieces in flight, at most half of chunk_size."""
+
+    def __post_init__(self) -> None:
+        try:
+            check_chunk_size(self.chunk_size, self.prefetch_depth)
+        except ValueError as error:
+            raise ValueError(f"`parallel.operator`: {error}") from None
+
+
+@dataclasses.dataclass(frozen=True)
 class Parallel:
     """How a step is laid out over devices and time."""
 
     mesh: Mesh = Mesh()
+    operator: OperatorPieces = OperatorPieces()
     time: Time = Time()
+    pipeline_depth: int = 2
+    """Layers whose reduction is in flight under the products of others, with
+    memory.gradient_release; 0 keeps the least memory."""
     microbatches: int = 1
     """Parts of a device's batch that run one after another to save memory."""
     cpu_devices: int = 8
@@ -65,6 +81,9 @@ class Parallel:
             "parallel.microbatches", self.microbatches, 1, "the parts of a batch"
         )
         check_at_least("parallel.cpu_devices", self.cpu_devices, 1, "a device count")
+        check_at_least(
+            "parallel.pipeline_depth", self.pipeline_depth, 0, "layers in flight"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +93,7 @@ class Compression:
     algorithm: Algorithm = "1bit_adam"
     """none: dense AdamW. bf16, int8: gradients sent so, then AdamW. 1bit_adam: SFPO,
     masked gradients and momentum as signs. sparse_1bit: momentum as the signs of its
-    largest entries, no masking."""
+    largest entries, no masking. auto: what the cost model says is fastest."""
     error_feedback: bool = True
     """Add what compression lost to the next step, on both sides."""
     block_size: int | Literal["auto"] = "auto"
@@ -136,12 +155,58 @@ class Compression:
 
 
 @dataclasses.dataclass(frozen=True)
+class TopologyAware:
+    """Exact means where links are fast, compressed ones where they are slow."""
+
+    enable: bool = False
+    """Split the axes of the mesh by their bandwidth; false compresses between nodes, or
+    over all devices of a single node."""
+    bandwidth_threshold: Quantity = "50GB/s"
+    """Axes at or above it are reduced exactly and first, their devices sharing the
+    optimizer's states, so that the slower axes carry a part of the data only."""
+
+    def __post_init__(self) -> None:
+        _check_bandwidth(
+            "communication.topology_aware.bandwidth_threshold", self.bandwidth_threshold
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkSpeeds:
+    """What a device sends along each axis of the mesh, for auto and topology_aware."""
+
+    node: Quantity = "measure"
+    """Between nodes, with a unit; measure: by a short probe as the run starts."""
+    data: Quantity = "measure"
+    """Inside a node."""
+
+    def __post_init__(self) -> None:
+        for axis, value in dataclasses.asdict(self).items():
+            if value != "measure":
+                _check_bandwidth(f"communication.links.{axis}", value)
+
+    def given(self) -> dict[str, float]:
+        """Bytes a second of the axes that are not measured."""
+        values = dataclasses.asdict(self).items()
+        return {a: parse_bandwidth(v) for a, v in values if v != "measure"}
+
+
+def _check_bandwidth(name: str, value: str) -> None:
+    if parse_bandwidth(value, name=name) <= 0:
+        raise ValueError(
+            f"`{name}` must be positive, got '{value}': write for example 12.5GB/s."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class Communication:
     """What is sent, and in which portions."""
 
     compression: Compression = Compression()
     bucket_size: Quantity = "256MB"
     """Float32 bytes of leaves that travel together, with a unit."""
+    topology_aware: TopologyAware = TopologyAware()
+    links: LinkSpeeds = LinkSpeeds()
 
     def __post_init__(self) -> None:
         name = "communication.bucket_size"

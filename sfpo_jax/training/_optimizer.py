@@ -148,6 +148,11 @@ def make_optimizer(
       ValueError: values that do not go together, with the reason.
     """
     chosen = communication.compression
+    if chosen.algorithm == "auto":
+        raise ValueError(
+            "`communication.compression.algorithm` is still auto: `settle` replaces it "
+            "by what is fastest over the links."
+        )
     _check_memory(memory, chosen)
     if chosen.algorithm == "none":
         return make_dense_optimizer(optimizer, steps, memory)

@@ -21,7 +21,7 @@ from sfpo_jax.transforms._onebit_adam import onebit_adam as onebit_adam
 from sfpo_jax.transforms._onebit_adam import (
     scale_by_onebit_adam as scale_by_onebit_adam,
 )
-from sfpo_jax.transforms._onebit_core import (
+from sfpo_jax.transforms._onebit_state import (
     ScaleByOnebitAdamState as ScaleByOnebitAdamState,
 )
 from sfpo_jax.transforms._phase import COMPRESSED_SCOPE as COMPRESSED_SCOPE

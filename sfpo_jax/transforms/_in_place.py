@@ -6,7 +6,7 @@ out. Both ways give the same numbers but for the last rounding.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ class InPlaceTransformation(optax.GradientTransformationExtraArgs):
         init: Callable[..., Any],
         update: Callable[..., Any],
         apply: Callable[[Any, Any, Any], tuple[Any, Any]],
-    ) -> Self:
+    ) -> "InPlaceTransformation":
         """The pair of functions that Optax knows, and the third."""
         made = super().__new__(cls, init, update)
         made.apply = apply

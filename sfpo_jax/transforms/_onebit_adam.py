@@ -22,7 +22,8 @@ from sfpo_jax.transforms._in_place import (
     make_target,
 )
 from sfpo_jax.transforms._moments import resolve_kind
-from sfpo_jax.transforms._onebit_core import OnebitAdam, ScaleByOnebitAdamState
+from sfpo_jax.transforms._onebit_core import OnebitAdam
+from sfpo_jax.transforms._onebit_state import ScaleByOnebitAdamState
 from sfpo_jax.transforms._phase import Phase
 from sfpo_jax.transforms._staged import StagedTransformation
 from sfpo_jax.transforms._state import MaskOrFn, bucket_entries, select

@@ -27,26 +27,20 @@ date with the weight of the k steps that it stands for:
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from sfpo_jax._validate import Scalar
 from sfpo_jax.collectives import (
-    AxisName,
-    Bucket,
     all_finite,
     axis_mean,
     axis_names,
     axis_size,
-    mesh_axis_size,
-    plan_buckets,
     vary,
     varying_axes,
 )
-from sfpo_jax.compression import Compressor
 from sfpo_jax.kernels import AdamFactors, make_seed, raised_variance
 from sfpo_jax.transforms._exchange import (
     Arrays,
@@ -55,15 +49,15 @@ from sfpo_jax.transforms._exchange import (
     directions,
     unpack,
 )
-from sfpo_jax.transforms._freeze import FreezeRule, FreezeState
+from sfpo_jax.transforms._freeze import FreezeState
 from sfpo_jax.transforms._in_place import Target
 from sfpo_jax.transforms._moments import (
     bias_correction,
     load,
     next_variance,
     store,
-    zeros_moment,
 )
+from sfpo_jax.transforms._onebit_state import OnebitArguments, ScaleByOnebitAdamState
 from sfpo_jax.transforms._phase import SCOPES, Phase
 from sfpo_jax.transforms._run_once import run_once
 from sfpo_jax.transforms._state import (
@@ -74,28 +68,9 @@ from sfpo_jax.transforms._state import (
     per_rank,
     select,
     warn_if_reduced,
-    zeros_per_rank,
-    zeros_server_error,
 )
 
 Carry = tuple[Arrays, "ScaleByOnebitAdamState"]
-
-
-class ScaleByOnebitAdamState(NamedTuple):
-    """State of `scale_by_onebit_adam` and `onebit_adam`.
-
-    A tree has the structure of the parameters, `optax.MaskedNode()` in place of leaves
-    that are not floating or empty.
-    """
-
-    # Steps that were not skipped, int32[].
-    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
-    freeze: FreezeState  # when the variance freezes
-    compresses_next: jax.Array  # bool[], whether the next step sends bits
-    mu: Any  # tree, first moment; packed: its payload, of each bucket's groups
-    nu: Any  # tree, second moment
-    worker_error: PerRank  # tree; packed: the first moment during the warm-up
-    server_error: PerRank  # [rows / N, width] of each bucket's groups
 
 
 def _since_freeze(state: ScaleByOnebitAdamState) -> jax.Array:
@@ -104,57 +79,8 @@ def _since_freeze(state: ScaleByOnebitAdamState) -> jax.Array:
 
 
 @dataclass(frozen=True)
-class OnebitAdam:
-    """The algorithm, its arguments checked; `onebit_adam` is its public face.
-
-    With `is_packed` the first moment is kept as the bytes it arrived in, and the buffer
-    of the worker error, which the warm-up has no use for, holds it until the freeze.
-    """
-
-    b1: Scalar
-    b2: Scalar
-    eps: Scalar
-    freeze: FreezeRule
-    axis_name: AxisName
-    compressor: Compressor
-    has_feedback: bool
-    is_packed: bool
-    mu_dtype: Any
-    nu_dtype: Any
-    nu_floor: Scalar
-    refresh_every: Scalar | None
-    error_dtype: Any
-    bucket_entries: int
-
-    def init(self, params: optax.Params) -> ScaleByOnebitAdamState:
-        """State of zeros; outside `shard_map` call it under `jax.set_mesh(mesh)`."""
-        chosen = select(params)
-        work = chosen.working_dtype()
-        ranks = mesh_axis_size(self.axis_name)
-        buckets = self._buckets(chosen, ranks)
-
-        def zeros(kind: Any, signed: bool) -> Any:
-            shapes = chosen.shapes()
-            return chosen.state(
-                [zeros_moment(s, kind, work, signed=signed) for s in shapes]
-            )
-
-        kept = (self.error_dtype, work, self.axis_name)
-        worker, server = (), ()
-        if self.has_feedback or self.is_packed:
-            worker = chosen.state(zeros_per_rank(chosen.shapes(), *kept))
-        if self.has_feedback:
-            server = zeros_server_error(buckets, ranks, *kept)
-        packed = self._empty_payloads(buckets, work)
-        return ScaleByOnebitAdamState(
-            count=jnp.zeros([], jnp.int32),
-            freeze=self.freeze.init(),
-            compresses_next=jnp.bool_(False),
-            mu=packed if self.is_packed else zeros(self.mu_dtype, True),
-            nu=zeros(self.nu_dtype, False),
-            worker_error=PerRank(worker),
-            server_error=PerRank(server),
-        )
+class OnebitAdam(OnebitArguments):
+    """The algorithm; `onebit_adam` is its public face."""
 
     def step(
         self,
@@ -262,7 +188,7 @@ class OnebitAdam:
         nu = [v for v, _ in pairs]
         variances = nu
         if self.refresh_every is not None:
-            buckets = self._buckets(chosen, axis_size(self.axis_name))
+            buckets = self.buckets(chosen, axis_size(self.axis_name))
             rows = [
                 [raised_variance(x, self.nu_floor) for x in bucket.pack(nu)]
                 for bucket in buckets
@@ -351,7 +277,7 @@ class OnebitAdam:
         )
 
     def _exchange(self, chosen: Selection) -> Exchange:
-        buckets = self._buckets(chosen, axis_size(self.axis_name))
+        buckets = self.buckets(chosen, axis_size(self.axis_name))
         return Exchange(self.compressor, buckets, self.axis_name)
 
     def _server_error(self, state: ScaleByOnebitAdamState, work: Any) -> Any:
@@ -402,22 +328,6 @@ class OnebitAdam:
             worker_error=vary(state.worker_error, self.axis_name),
             server_error=vary(state.server_error, self.axis_name),
         )
-
-    def _buckets(self, chosen: Selection, ranks: int) -> tuple[Bucket, ...]:
-        return plan_buckets(chosen.sizes(), self.compressor, ranks, self.bucket_entries)
-
-    def _empty_payloads(self, buckets: tuple[Bucket, ...], work: Any) -> Any:
-        """Payloads of zeros, of every group of every bucket."""
-
-        def encode(rows: int, width: int) -> Any:
-            zeros = jnp.zeros((rows, width), work)
-            return self.compressor.encode(zeros, zeros > 0)
-
-        shapes = [[(g.rows, g.width) for g in bucket.groups] for bucket in buckets]
-        payloads = jax.eval_shape(
-            lambda: tuple(tuple(encode(*shape) for shape in group) for group in shapes)
-        )
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), payloads)
 
     @staticmethod
     def _hold(chosen: Selection, values: Arrays, old: Any) -> Any:

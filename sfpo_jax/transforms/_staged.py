@@ -1,7 +1,9 @@
 """Transformations whose update comes in two halves, with transfers in both."""
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
+
+import optax
 
 from sfpo_jax.transforms._in_place import InPlaceTransformation
 from sfpo_jax.transforms._phase import Phase
@@ -27,8 +29,8 @@ class StagedTransformation(InPlaceTransformation):
         apply: Callable[[Any, Any, Any], tuple[Any, Any]],
         send: Callable[[Any, Any, Phase], tuple[Any, Any]],
         receive: Callable[[Any, Any, Any, Phase], tuple[Any, Any]],
-    ) -> Self:
+    ) -> "StagedTransformation":
         """The three functions of the base, and the halves."""
-        made = super().__new__(cls, init, update, apply)
-        made.send, made.receive = send, receive
+        made = optax.GradientTransformationExtraArgs.__new__(cls, init, update)
+        made.apply, made.send, made.receive = apply, send, receive
         return made

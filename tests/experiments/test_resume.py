@@ -1,5 +1,6 @@
 """A run goes on under the configuration it began with."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,23 @@ def test_a_new_folder_begins_a_run(tmp_path: Path) -> None:
     assert load(f"--train.folder={tmp_path / 'new'}").optimizer == Config().optimizer
     with pytest.raises(ConfigError, match=r"`train.resume`.*begin with `train.folder`"):
         load(f"--train.resume={tmp_path / 'new'}")
+
+
+def test_what_the_links_decided_is_not_asked_again(tmp_path: Path) -> None:
+    asked = [
+        "--communication.compression.algorithm=auto",
+        "--communication.links.data=300GB/s",
+        f"--train.folder={tmp_path / 'run'}",
+    ]
+    began = load(*asked)
+    communication = began.communication
+    settled = dataclasses.replace(
+        communication,
+        compression=dataclasses.replace(communication.compression, algorithm="int8"),
+        links=dataclasses.replace(communication.links, node="1.5GB/s"),
+    )
+    open_folder(dataclasses.replace(began, communication=settled), began.train).close()
+    assert load(*asked).communication == settled
+    assert load(f"--train.resume={tmp_path / 'run'}").communication == settled
+    with pytest.raises(ConfigError, match=r"`communication.links.node` must stay"):
+        load(*asked, "--communication.links.node=2GB/s")

@@ -199,6 +199,19 @@ def test_two_nodes_with_an_automatic_freeze(tiny: list[str]) -> None:
     assert 8 * result.wire_bytes[0] / result.parameters > 80
 
 
+def test_products_shared_by_two_devices_train_as_whole_ones(tiny: list[str]) -> None:
+    """Node, data and operator level together; a sequence has five tokens."""
+    losses = []
+    for op in (1, 2):
+        mesh = [f"--parallel.mesh.op={op}", "--parallel.mesh.node=2"]
+        options = ["--train.steps=4", "--train.evaluate_every=4", "--model.pool=token"]
+        argv = [*tiny, *options, *mesh]
+        run = prepare(load_config(Config(), argv, prog="", description=""))
+        result = run.start(run.contenders[0])
+        losses.append([r["loss"] for r in result.records if "loss" in r])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("release", "name"), [("false", "int8 AdamW"), ("true", "layered int8 AdamW")]
 )
@@ -233,6 +246,7 @@ def test_ctrl_c_leaves_what_was_measured(
         ("--data.batch_size=12", ["`data.batch_size`", "12", "take 8 or 16"]),
         ("--data.source=absent.npz", ["`data.source`", "absent.npz"]),
         ("--parallel.mesh.data=3", ["`parallel.mesh`", "data=3", "8 devices"]),
+        ("--parallel.mesh.op=4", ["model.heads", "got 2 and 4", "divisor of 2"]),
         ("--model.image_size=12", ["`model.image_size`", "12", "take 16"]),
         ("--model.classes=1", ["`model.classes`", "at least 2", "got 1"]),
         ("--memory.mu_dtype=float16", ["`memory.mu_dtype`", "'float16'", "bfloat16"]),

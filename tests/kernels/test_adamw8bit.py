@@ -41,27 +41,15 @@ def test_it_agrees_with_its_twin(monkeypatch: pytest.MonkeyPatch) -> None:
         grads = gradients(step)
         args = (grads, mu, nu, *at(step))
         found, expected = native(*args), other(*args)
-        root = np.sqrt(1 - 0.95**step)
-        for i, g in enumerate(grads):
-            m, v = roots(mu[i]), roots(nu[i])
-            summands = np.abs(0.8 * m * m), np.abs(0.2 * np.asarray(g, np.float64))
-            v = 0.95 * v**4 + 0.05 * np.square(g, dtype=np.float64)
-            scale = root / (1 - 0.8**step) / (np.sqrt(v) + 1e-8 * root)
+        for i in range(len(grads)):
             u = np.asarray(found.values[i])
-            # Where the twin has contracted two sums, and is as far from the truth.
-            largest = np.maximum(np.maximum(*summands) * scale, np.abs(u))
             error = np.abs(u - np.asarray(expected.values[i]))
-            assert (error <= 3 * ULP * largest).all()
+            assert (error <= 2 * ULP * np.abs(u)).all()
             assert not u[..., 5].any() and np.isfinite(u).all()
             assert_close(found.mu[i], expected.mu[i])
             assert_close(found.nu[i], expected.nu[i])
         mu, nu = found.mu, found.nu
     assert compiled_programs(native) == 1
-
-
-def roots(kept: Quantized) -> np.ndarray:
-    scales = np.repeat(np.asarray(kept.scales, np.float64), kept.block_size, axis=-1)
-    return np.asarray(kept.values) * scales[..., : kept.values.shape[-1]]
 
 
 def test_a_step_that_is_not_taken_changes_nothing() -> None:

@@ -224,14 +224,15 @@ def test_shards_are_cut_from_one_ranks_part(shard: Any) -> None:
             state = step.init(params)
             for _ in range(2):
                 state, _ = step(state, {**batch, "op": is_split})
-            reached.append(state.params)
+            reached.append(state)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-12), *reached
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-12),
+        *(state.params for state in reached),
     )
-    up, down = (reached[1][name] for name in ("up", "down"))
+    up, down = (reached[1].params[name] for name in ("up", "down"))
     assert up.sharding.shard_shape(up.shape) == (
         (8, 2048) if shard == "weights" else (16, 2048)
     )
-    mu = state.opt_state[0].mu["up"]
+    mu = reached[1].opt_state[0].mu["up"]
     assert mu.sharding.shard_shape(mu.shape) == (1, 8, 2048)
     assert down.sharding.shard_shape(down.shape)[0] in (1024, 2048)
