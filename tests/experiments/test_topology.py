@@ -102,7 +102,6 @@ def test_auto_is_settled_before_the_run_begins(
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("--optimizer.clip_norm=1", ["`optimizer.clip_norm`", "1.0", "over data"]),
         ("--communication.compression.warmup=auto", ["warmup`", "auto", "0.12"]),
         ("--communication.links.node=12.5", ["`communication.links.node`", "no unit"]),
         ("--parallel.mesh.data=16", ["`parallel.mesh`", "data=16", "8 devices"]),
@@ -116,6 +115,14 @@ def test_what_does_not_go_together(
         prepared(*NODES, given, TOPOLOGY, option)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_the_plain_step_clips_in_place_of_its_chain(prepared: Any) -> None:
+    given = "--communication.links.node=12.5GB/s"
+    run = prepared(*NODES, given, TOPOLOGY, "--optimizer.clip_norm=1")
+    assert run.contenders[0].max_norm == 1.0
+    whole = prepared(*NODES, given, "--optimizer.clip_norm=1")
+    assert whole.contenders[0].max_norm is None
 
 
 def test_the_layered_step_clips(prepared: Any) -> None:
