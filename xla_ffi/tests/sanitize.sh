@@ -58,7 +58,7 @@ LD_PRELOAD="$(loaded libasan.so):$(loaded libstdc++.so)" ASAN_OPTIONS=detect_lea
 if [ "$mode" = full ]; then
     step "thread: through JAX"
     LD_PRELOAD="$(loaded libtsan.so)" \
-        TSAN_OPTIONS="halt_on_error=1 ignore_noninstrumented_modules=1 suppressions=$PWD/xla_ffi/tests/tsan.supp" \
+        TSAN_OPTIONS="halt_on_error=1 ignore_noninstrumented_modules=1" \
         "${fixed[@]}" "$PYTHON" xla_ffi/tests/fuzz_jax.py \
         --library build/tsan/libsfpo_jax_cpu.so --inputs 400
 fi
