@@ -41,7 +41,7 @@ class Contender:
     shard_axes: tuple[str, ...] = ()
     """Axes along which the plain step reduces exactly and shares the states."""
     max_norm: float | None = None
-    """What the plain step clips to, for a chain that sees parts of tensors."""
+    """What the step clips to, where the chain sees layers, or parts of tensors."""
 
 
 @dataclasses.dataclass(frozen=True)

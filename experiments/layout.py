@@ -16,9 +16,6 @@ from sfpo_jax.parallel import Step
 class GradientRelease:
     """What the layered step does besides the transformation."""
 
-    max_norm: float | None = None
-    """Clips by the exact norm of all gradients, at the price of a second backward
-    pass."""
     recompute: Literal["none", "full"] = "full"
     """What a layer computes again in the backward pass."""
     rounding: str | None = None
@@ -57,10 +54,15 @@ def make_trainee(
       release: None for the plain step.
       mesh: the devices.
       microbatches: parts of a device's batch.
-      max_norm: clips in the plain step, for a chain that sees parts of tensors.
+      max_norm: what the step clips to, where the chain sees layers, or parts of
+        tensors.
       shard_axes: axes along which the plain step shares the states; () for none.
     """
-    shared: Any = {"has_key": task.has_key, "microbatches": microbatches}
+    shared: Any = {
+        "has_key": task.has_key,
+        "microbatches": microbatches,
+        "max_norm": max_norm,
+    }
     if release is None:
         if shard_axes:
             shared |= {"shard": "states", "shard_axes": shard_axes}
@@ -68,7 +70,6 @@ def make_trainee(
             task.loss_fn,
             tx,
             mesh,
-            max_norm=max_norm,
             operator_specs=task.specs,
             **shared,
         )

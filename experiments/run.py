@@ -215,7 +215,6 @@ def _release(config: Sections, axes: training.Axes) -> GradientRelease:
     # The exact axes share the states at least.
     shard = "states" if axes.exact and memory.shard == "none" else memory.shard
     return GradientRelease(
-        None if optimizer.clip_norm == "none" else optimizer.clip_norm,
         config.parallel.time.recompute,
         None if memory.rounding == "none" else memory.rounding,
         shard,

@@ -5,6 +5,7 @@ from sfpo_jax.collectives._axis import all_finite as all_finite
 from sfpo_jax.collectives._axis import axis_names as axis_names
 from sfpo_jax.collectives._axis import axis_size as axis_size
 from sfpo_jax.collectives._axis import is_bound as is_bound
+from sfpo_jax.collectives._axis import is_float as is_float
 from sfpo_jax.collectives._axis import mesh_axis_size as mesh_axis_size
 from sfpo_jax.collectives._axis import square_norm as square_norm
 from sfpo_jax.collectives._axis import varies as varies

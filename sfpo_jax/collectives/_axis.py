@@ -97,6 +97,11 @@ def square_norm(leaves: Sequence[jax.Array]) -> jax.Array:
     return sum((x.astype(work) for x in squares), jnp.zeros([], work))
 
 
+def is_float(x: Any) -> bool:
+    """Whether an array, or a shape, is of floating numbers, and so has gradients."""
+    return bool(jnp.issubdtype(x.dtype, jnp.floating))
+
+
 def widen(x: jax.Array) -> jax.Array:
     """x in float32, float64 where it is float64: the precision all is computed in."""
     return x if x.dtype == jnp.float64 else x.astype(jnp.float32)

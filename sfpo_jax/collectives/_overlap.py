@@ -9,10 +9,9 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from sfpo_jax.collectives._hlo import Program, parse_hlo
 from sfpo_jax.collectives._wire import read_transfers
 
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
 _BODY = re.compile(r'\bbody=%?([\w.\-]+).*"known_trip_count":\{"n":"(\d+)"\}')
 _CALLED = re.compile(
     r"(?:calls|to_apply|body|(?:true|false)_computation)=%?([\w.\-]+)"
@@ -23,8 +22,6 @@ _PRODUCT = re.compile(
 )
 _DONE = re.compile(r" [a-z\-]+-done\(.*?%?([\w.\-]+)\)")
 _IS_SYNC = re.compile(r'"is_sync":true')
-
-_Program = dict[str, list[tuple[str, str]]]
 
 
 class Overlap(NamedTuple):
@@ -58,11 +55,11 @@ def overlaps(hlo: str, mesh_shape: Mapping[str, int]) -> list[Overlap]:
       hlo: the optimised program, `compiled.as_text()`.
       mesh_shape: axis names and sizes of the mesh it was compiled for.
     """
-    program = _parse(hlo)
+    program = parse_hlo(hlo)
     turns = {found[1]: int(found[2]) for found in _BODY.finditer(hlo)}
     holds: dict[str, bool] = {}
     found: list[Overlap] = []
-    for name, instructions in program.items():
+    for name, instructions in program.computations.items():
         flying: dict[str, tuple[int, int]] = {}  # start -> (place in `found`, products)
         count = 0
         for own, line in instructions:
@@ -82,18 +79,7 @@ def overlaps(hlo: str, mesh_shape: Mapping[str, int]) -> list[Overlap]:
     return found
 
 
-def _parse(hlo: str) -> _Program:
-    """Computation name -> (name, the rest) of its instructions."""
-    program: _Program = {}
-    for line in hlo.splitlines():
-        if found := _COMPUTATION.match(line):
-            program[found[1]] = []
-        elif found := _INSTRUCTION.match(line):
-            program[next(reversed(program))].append((found[1], found[2]))
-    return program
-
-
-def _is_product(program: _Program, line: str, holds: dict[str, bool]) -> bool:
+def _is_product(program: Program, line: str, holds: dict[str, bool]) -> bool:
     """Whether an instruction, or what it calls, multiplies matrices.
 
     `holds` keeps the answers for computations.
@@ -103,7 +89,7 @@ def _is_product(program: _Program, line: str, holds: dict[str, bool]) -> bool:
     for one, several in _CALLED.findall(line):
         for name in filter(None, (one, *several.replace("%", "").split(", "))):
             if name not in holds:
-                inner = [rest for _, rest in program.get(name, ())]
+                inner = [rest for _, rest in program.computations.get(name, ())]
                 holds[name] = any(_is_product(program, rest, holds) for rest in inner)
             if holds[name]:
                 return True

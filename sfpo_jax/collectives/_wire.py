@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*)$")
+from sfpo_jax.collectives._hlo import Program, parse_hlo
+
 _OPCODE = re.compile(r"(?:^|[\s})])([a-z][a-z0-9\-]*)\(")
 _ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([\d,]*)\]")
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
@@ -73,8 +73,8 @@ def transfers(
         most is taken. None takes that everywhere.
       phases: all scope names that mark branches.
     """
-    program = _parse(hlo)
-    return _walk(program, program["ENTRY"], 1, mesh_shape, phase, phases)
+    program = parse_hlo(hlo)
+    return _walk(program, program.entry, 1, mesh_shape, phase, phases)
 
 
 def wire_bytes(moved: Sequence[Transfer]) -> dict[str, int]:
@@ -85,25 +85,9 @@ def wire_bytes(moved: Sequence[Transfer]) -> dict[str, int]:
     return dict(total)
 
 
-def _parse(hlo: str) -> dict[str, list[str]]:
-    """Computation name -> instructions; the entry stands under "ENTRY" too."""
-    program: dict[str, list[str]] = {}
-    lines: list[str] = []
-    for line in hlo.splitlines():
-        if found := _COMPUTATION.match(line):
-            lines = program.setdefault(found[1], [])
-            if line.startswith("ENTRY"):
-                program["ENTRY"] = lines
-        elif found := _INSTRUCTION.match(line):
-            lines.append(found[1])
-    if "ENTRY" not in program:
-        raise ValueError("`hlo` has no ENTRY computation: pass compiled.as_text().")
-    return program
-
-
 def _walk(
-    program: Mapping[str, list[str]],
-    body: Sequence[str],
+    program: Program,
+    name: str,
     times: int,
     mesh_shape: Mapping[str, int],
     phase: str | None,
@@ -113,9 +97,9 @@ def _walk(
     phases_moved: dict[str, list[Transfer]] = {}
 
     def descend(name: str, count: int) -> list[Transfer]:
-        return _walk(program, program[name], count, mesh_shape, phase, phases)
+        return _walk(program, name, count, mesh_shape, phase, phases)
 
-    for line in body:
+    for _, line in program.computations[name]:
         opcode_at = _OPCODE.search(line)
         opcode = opcode_at[1] if opcode_at else ""
         if opcode in _COLLECTIVES:
@@ -153,11 +137,9 @@ def _branches(line: str) -> list[str]:
     return _TWO_BRANCHES.findall(line)
 
 
-def _phase_of(
-    program: Mapping[str, list[str]], name: str, phases: Sequence[str]
-) -> str | None:
+def _phase_of(program: Program, name: str, phases: Sequence[str]) -> str | None:
     """The phase whose scope name an operation of this computation carries."""
-    for line in program[name]:
+    for _, line in program.computations[name]:
         scope = _SCOPE.search(line)
         parts = scope[1].split("/") if scope else []
         for phase in phases:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from sfpo_jax._validate import check_range
+from sfpo_jax.collectives import is_float
 
 
 def check_max_norm(max_norm: float | None) -> None:
@@ -26,7 +27,6 @@ def scaled(grads: Any, scale: jax.Array) -> Any:
     """The floating leaves times a scalar, in their own dtypes."""
 
     def times(g: jax.Array) -> jax.Array:
-        is_float = jnp.issubdtype(g.dtype, jnp.floating)
-        return g * scale.astype(g.dtype) if is_float else g
+        return g * scale.astype(g.dtype) if is_float(g) else g
 
     return jax.tree.map(times, grads)

@@ -104,26 +104,18 @@ class LayeredUpdate(NamedTuple):
         compresses = compresses_next(opt_state)
         if compresses is None:
             return self._run(given, back, verdict, key, None)
-        dense = functools.partial(
-            self._run, back=back, verdict=verdict, key=key, phase="warmup"
-        )
-        bits = functools.partial(
-            self._run, back=back, verdict=verdict, key=key, phase="compressed"
-        )
-        return run_once(compresses, bits, run_once(~compresses, dense, given))
+
+        def take(phase: Phase) -> Callable[[Updated], Updated]:
+            def update(given: Updated) -> Updated:
+                with jax.named_scope(SCOPES[phase]):
+                    return self._run(given, back, verdict, key, phase)
+
+            return update
+
+        given = run_once(~compresses, take("warmup"), given)
+        return run_once(compresses, take("compressed"), given)
 
     def _run(
-        self,
-        given: Updated,
-        back: Backward,
-        verdict: Verdict | None,
-        key: jax.Array,
-        phase: Phase | None,
-    ) -> Updated:
-        with jax.named_scope(SCOPES[phase] if phase else "sfpo_update"):
-            return self._updates(given, back, verdict, key, phase)
-
-    def _updates(
         self,
         given: Updated,
         back: Backward,
@@ -139,12 +131,14 @@ class LayeredUpdate(NamedTuple):
                 self._stages(
                     self.layers[name], verdict, phase, lambda i: first[name] + i, key
                 ),
-                lambda carry, index: carry.read(name, index),
-                lambda carry, index, old, new: carry.write(name, index, old, new),
-                self.pipeline_depth,
                 # No transfer begins with parameters, so these reads may wait. Beside
                 # the write they would make XLA copy the stack in every turn.
-                lambda began, now: began._replace(params=now.params),
+                lambda began, now, index: _Layer(
+                    layer_at(now.params[name], index),
+                    layer_at(began.states[name], index),
+                ),
+                lambda carry, index, old, new: carry.write(name, index, old, new),
+                self.pipeline_depth,
             )
 
             def use(index: jax.Array, grads: Any, carry: _Carry) -> _Carry:
@@ -238,11 +232,6 @@ class _Carry(NamedTuple):
         return self._replace(
             square=self.square + done.square.astype(self.square.dtype),
             taken=self.taken & done.taken,
-        )
-
-    def read(self, name: str, index: jax.Array) -> _Layer:
-        return _Layer(
-            layer_at(self.params[name], index), layer_at(self.states[name], index)
         )
 
     def write(self, name: str, index: jax.Array, old: _Layer, new: _Layer) -> "_Carry":

@@ -8,15 +8,15 @@ A model that computes the same on all ranks of the axis fits this as well as one
 ranks each return the loss of their own tokens.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from sfpo_jax.collectives import axis_mean, square_norm
+from sfpo_jax.collectives import axis_mean, is_float, square_norm
 
 Axes = tuple[str, ...]
 AXIS = "op"
@@ -44,7 +44,12 @@ class OperatorSplit(NamedTuple):
                 shape[cut] //= self.ranks
             return jax.ShapeDtypeStruct(tuple(shape), x.dtype)
 
-        return self._map(part, params)
+        leaves, treedef = jax.tree.flatten(params)
+        return treedef.unflatten(map(part, leaves, self.cuts_of(leaves)))
+
+    def cuts_of(self, leaves: Sequence[Any]) -> tuple[int, ...]:
+        """The cut of each leaf, -1 for all where nothing is split."""
+        return self.cuts if self.axes else (-1,) * len(leaves)
 
     def reduce(self, grads: Any) -> Any:
         """The gradient of the mean over the ranks of what they return.
@@ -57,7 +62,7 @@ class OperatorSplit(NamedTuple):
         leaves, treedef = jax.tree.flatten(grads)
         whole = []
         for place, (leaf, cut) in enumerate(zip(leaves, self.cuts, strict=True)):
-            if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            if not is_float(leaf):
                 continue
             if cut < 0:
                 whole.append(place)
@@ -73,20 +78,14 @@ class OperatorSplit(NamedTuple):
         own: list[jax.Array] = []
         shared: list[jax.Array] = []
         leaves = jax.tree.leaves(grads)
-        cuts = self.cuts if self.axes else (-1,) * len(leaves)
-        for leaf, cut in zip(leaves, cuts, strict=True):
-            if jnp.issubdtype(leaf.dtype, jnp.floating):
+        for leaf, cut in zip(leaves, self.cuts_of(leaves), strict=True):
+            if is_float(leaf):
                 (shared if cut < 0 else own).append(leaf)
         if not own:
             return square_norm(shared)
         parts = lax.psum(square_norm(own), self.axes)
         total = square_norm(shared)
         return parts + total.astype(parts.dtype)
-
-    def _map(self, fn: Any, tree: Any) -> Any:
-        leaves, treedef = jax.tree.flatten(tree)
-        cuts = self.cuts if self.axes else (-1,) * len(leaves)
-        return treedef.unflatten([fn(x, c) for x, c in zip(leaves, cuts, strict=True)])
 
 
 UNSPLIT = OperatorSplit((), 1, ())

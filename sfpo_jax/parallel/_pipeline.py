@@ -35,11 +35,11 @@ class Pipeline:
 
     Args:
       stages: in their order; the first takes the gradient.
-      read: (carry, layer number) -> what is the layer's.
+      read: (carry as the turn began, carry now, layer number) -> what is the layer's.
+        A read behind a write to the same stack has to wait for another layer's
+        transfers; one beside it may cost a copy of the stack.
       write: (carry, layer number, that as it was, new) -> carry.
       depth: at most so many turns after the one that made the gradient; 0: in that.
-      seen: (carry as the turn began, carry now) -> what `read` gets; by default the
-        first.
 
     Attributes:
       turns: the turns it takes, no more than there are stages that send.
@@ -48,12 +48,11 @@ class Pipeline:
     def __init__(
         self,
         stages: Sequence[Stage],
-        read: Callable[[Any, jax.Array], Any],
+        read: Callable[[Any, Any, jax.Array], Any],
         write: Callable[[Any, jax.Array, Any, Any], Any],
         depth: int,
-        seen: Callable[[Any, Any], Any] = lambda began, now: began,
     ) -> None:
-        self._read, self._write, self._seen = read, write, seen
+        self._read, self._write = read, write
         senders = sum(stage.sends for stage in stages)
         self.turns = min(depth, senders)
         self._groups: list[list[Run]] = [[] for _ in range(max(1, self.turns))]
@@ -77,8 +76,6 @@ class Pipeline:
         """
         if self.turns == 0:
             return (), self._run(0, index, grads, carry, carry)[1]
-        # By default all read what the turn began with: a read behind a write to the
-        # same stack would have to wait for another layer's transfers.
         before, moved = carry, [grads]
         for place, value in reversed(list(enumerate(waiting))):
             value, carry = self._run(place, index + 1 + place, value, before, carry)
@@ -96,7 +93,7 @@ class Pipeline:
     def _run(
         self, group: int, index: jax.Array, value: Any, before: Any, carry: Any
     ) -> tuple[Any, Any]:
-        old = new = self._read(self._seen(before, carry), index)
+        old = new = self._read(before, carry, index)
         for run in self._groups[group]:
             value, new = run(index, value, new)
         return value, self._write(carry, index, old, new)

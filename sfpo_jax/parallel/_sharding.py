@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from sfpo_jax.collectives import axis_mean, widen
+from sfpo_jax.collectives import axis_mean, is_float, widen
 from sfpo_jax.parallel._operator_split import UNSPLIT, OperatorSplit, make_split
 from sfpo_jax.transforms import is_per_rank
 
@@ -99,14 +98,14 @@ class Layout(NamedTuple):
         leaves, treedef = jax.tree.flatten(grads)
         cuts = jax.tree.leaves(self.cuts)
         for place, (leaf, cut) in enumerate(zip(leaves, cuts, strict=True)):
-            if self.axes and cut >= 0 and _is_float(leaf):
+            if self.axes and cut >= 0 and is_float(leaf):
                 part = lax.psum_scatter(
                     widen(leaf), self.axes, scatter_dimension=cut, tiled=True
                 )
                 scale = np.asarray(1 / self.ranks, part.dtype)
                 leaves[place] = (part * scale).astype(leaf.dtype)
-        whole = [i for i, c in enumerate(cuts) if c < 0 and _is_float(leaves[i])]
-        parts = [i for i, c in enumerate(cuts) if c >= 0 and _is_float(leaves[i])]
+        whole = [i for i, c in enumerate(cuts) if c < 0 and is_float(leaves[i])]
+        parts = [i for i, c in enumerate(cuts) if c >= 0 and is_float(leaves[i])]
         for places, axes in ((whole, (*self.axes, *dense)), (parts, dense)):
             if axes and places:
                 means = axis_mean([leaves[i] for i in places], axes)
@@ -125,7 +124,7 @@ class Layout(NamedTuple):
     def param_specs(self, leading: int = 0) -> Any:
         """PartitionSpecs of the parameters, behind `leading` axes of a stack."""
         cuts, treedef = jax.tree.flatten(self.cuts)
-        own = self.split.cuts if self.split.axes else (-1,) * len(cuts)
+        own = self.split.cuts_of(cuts)
         return treedef.unflatten(
             [self._spec(*both, leading) for both in zip(cuts, own, strict=True)]
         )
@@ -209,10 +208,6 @@ def make_layout(
     )
     split = make_split(one, operator_specs, mesh)
     cuts = jax.tree.map(
-        lambda x: shard_axis(x.shape, ranks) if _is_float(x) else -1, split.shapes(one)
+        lambda x: shard_axis(x.shape, ranks) if is_float(x) else -1, split.shapes(one)
     )
     return Layout(kind, axes, ranks, cuts, split)
-
-
-def _is_float(x: Any) -> bool:
-    return bool(jnp.issubdtype(x.dtype, jnp.floating))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sfpo_jax.collectives import widen
+from sfpo_jax.collectives import is_float, widen
 from sfpo_jax.parallel._clipping import scaled
 from sfpo_jax.parallel._sharding import Axes, Layout
 from sfpo_jax.parallel._stack_pass import wide_dtype
@@ -180,11 +180,6 @@ def _where(
     for place, leaf in zip(changed, layout.lead(new), strict=True):
         leaves[place] = leaf
     return value, treedef.unflatten(leaves)
-
-
-def is_float(x: Any) -> bool:
-    """Whether an array has a gradient."""
-    return bool(jnp.issubdtype(x.dtype, jnp.floating))
 
 
 def wide(tree: Any) -> Any:

@@ -136,4 +136,4 @@ def test_the_layered_step_clips(prepared: Any) -> None:
     release = run.contenders[0].release
     assert release is not None
     assert (release.shard, release.shard_axes) == ("states", ("data",))
-    assert release.max_norm == 1.0
+    assert run.contenders[0].max_norm == 1.0

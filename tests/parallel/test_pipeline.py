@@ -30,7 +30,7 @@ def run(names: str, depth: int) -> tuple[list[str], dict[int, str], int]:
 
     pipeline = Pipeline(
         [stage(name) for name in names],
-        lambda carry, index: carry.get(int(index), ""),
+        lambda began, now, index: began.get(int(index), ""),
         lambda carry, index, old, new: {**carry, int(index): new},
         depth,
     )
