@@ -15,11 +15,12 @@ from jax.experimental.compilation_cache import compilation_cache
 from sfpo_jax.collectives import transfers, wire_bytes
 from sfpo_jax.memory._buffers import covered, read_dump
 from sfpo_jax.memory._cache import Cache
+from sfpo_jax.memory._lowered import compiler_options
 from sfpo_jax.memory._measurement import Measurement
 from sfpo_jax.transforms import COMPRESSED_SCOPE, WARMUP_SCOPE
 
 # Part of the key: raise it when the meaning of a measurement changes.
-_VERSION = 2
+_VERSION = 3
 _PHASES = (WARMUP_SCOPE, COMPRESSED_SCOPE)
 _CACHE_SWITCH = "jax_enable_compilation_cache"
 _KEPT_BUFFERS = 32
@@ -52,6 +53,7 @@ def measure(
     text = lowered.as_text()
     axes = ",".join(f"{name}={size}" for name, size in mesh_shape.items())
     flags = os.environ.get("XLA_FLAGS", "")
+    flags += compiler_options(lowered)
     parts = (str(_VERSION), jax.__version__, target, axes, flags, text)
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     kept = cache.load(key)

@@ -15,6 +15,12 @@ def program_devices(lowered: Any) -> tuple[Any, ...]:
     return tuple(found) if found is not None else tuple(jax.devices()[:1])
 
 
+def compiler_options(lowered: Any) -> str:
+    """The options that `jax.jit` was given for the compiler; "" when not known."""
+    found = getattr(getattr(lowered, "_lowering", None), "_compiler_options_kvs", None)
+    return repr(sorted(found)) if found else ""
+
+
 def keep_used(classes: list[str], lowered: Any) -> list[str]:
     """Of a list as long as the arguments, what stands for those the program uses.
 

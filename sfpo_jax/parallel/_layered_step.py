@@ -60,6 +60,7 @@ class LayeredTrainStep(Step):
             has_key=has_key,
             microbatches=microbatches,
             operator_specs=operator_specs,
+            pipeline_depth=pipeline_depth,
         )
         self._operator_specs = operator_specs
         self._model = model

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from sfpo_jax.memory import _compile
@@ -41,6 +43,15 @@ def test_another_shape_is_another_program(
 ) -> None:
     plan_on_cpu(STEP, *ARGS, cache=tmp_path)
     plan_on_cpu(STEP, ARGS[0], ARGS[0].update(shape=(64, 256)), cache=tmp_path)
+    assert len(compilations) == 2
+
+
+def test_other_options_for_the_compiler_make_another_program(
+    tmp_path: Path, compilations: list[int]
+) -> None:
+    options: dict[str, Any] = {"xla_cpu_enable_fast_math": True}
+    for step in (jax.jit(jnp.tanh), jax.jit(jnp.tanh, compiler_options=options)):
+        plan_on_cpu(step, ARGS[1], cache=tmp_path)
     assert len(compilations) == 2
 
 
