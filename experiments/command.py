@@ -14,12 +14,14 @@ from experiments.output import RunFolder, open_folder
 from experiments.progress import RunProgress
 from experiments.resume import load_run_config
 from experiments.run import Run
+from sfpo_jax.parallel import current_hosts
 from sfpo_jax.training import (
     CheckpointError,
     NonFiniteLossError,
     Stop,
     check_tensorboard,
     exit_on_config_error,
+    join,
     stop_on_signals,
 )
 
@@ -48,19 +50,36 @@ def run_experiment(experiment: Experiment, argv: Sequence[str]) -> int:
     Raises:
       SystemExit: with status 2 for a configuration that cannot run, 0 after `--help`.
     """
-    console, program = Console(), experiment.program
+    program = experiment.program
+    with exit_on_config_error(program):
+        config = load_run_config(
+            experiment.defaults,
+            _spelled_out(argv),
+            prog=program,
+            description=experiment.description,
+        )
+        check_tensorboard(config.train.tensorboard)
+        hosts = join(config.distributed)
+    with hosts.failing_together(program):
+        status = _run(experiment, config, argv, Console(quiet=not hosts.is_first))
+    hosts.leave(status)
+    return status
+
+
+def _spelled_out(argv: Sequence[str]) -> list[str]:
+    """The arguments with --distributed, which is short, in full."""
+    return ["--distributed.enable=true" if a == "--distributed" else a for a in argv]
+
+
+def _run(
+    experiment: Experiment, config: Any, argv: Sequence[str], console: Console
+) -> int:
+    program = experiment.program
 
     def say(line: object) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     with exit_on_config_error(program):
-        config = load_run_config(
-            experiment.defaults,
-            argv,
-            prog=program,
-            description=experiment.description,
-        )
-        check_tensorboard(config.train.tensorboard)
         run = experiment.prepare(config)
         for note in run.notes:
             say(note)
@@ -81,7 +100,8 @@ def run_experiment(experiment: Experiment, argv: Sequence[str]) -> int:
         return 1
     finally:
         folder.close()
-    _write_report(run, folder, results, shlex.join([*program.split(), *argv]))
+    if current_hosts().is_first:
+        _write_report(run, folder, results, shlex.join([*program.split(), *argv]))
     console.print(report.console_table(results))
     say(f"report: {folder.path / 'report.md'}")
     return 0
@@ -93,7 +113,7 @@ def _train(run: Run, folder: RunFolder, console: Console, stop: Stop) -> list[Re
         for contender in run.contenders:
             if known := folder.results.get(contender.name):
                 progress.finished(contender.name, known.test_accuracy)
-            elif stop.requested:
+            elif stop.meet():
                 raise RunStopped(f"{contender.name} was not begun")
             else:
                 folder.finish(_train_one(run, contender, folder, progress, stop))

@@ -192,7 +192,7 @@ def _wire_bytes(
     found = []
     for phase in contender.phases:
         # Each compiles, which can take minutes, and there is nothing to save yet.
-        if stop and stop.requested:
+        if stop and stop.meet():
             raise RunStopped(f"{contender.name} stopped before its first step")
         sent = step.wire_bytes(state, first, phase)
         found.append(sum(size for axis, size in sent.items() if axis != "op"))

@@ -7,14 +7,19 @@ from jax.sharding import Mesh
 
 from experiments.models.operator import Sizes, check_operator
 from sfpo_jax import Operator, make_mesh
+from sfpo_jax.parallel import current_hosts
 from sfpo_jax.training import Parallel, check_batch
 
 
 def show_cpu_devices(count: int) -> None:
     """Makes the CPU show `count` devices; call it before anything touches a device.
 
-    A number asked for in `XLA_FLAGS`, or found by an earlier use of JAX, stays.
+    A number asked for in `XLA_FLAGS`, or found by an earlier use of JAX, stays. With
+    several hosts each shows one: XLA's CPU collectives between processes of several
+    devices are known to crash.
     """
+    if current_hosts().count > 1:
+        count = 1
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     try:
@@ -33,7 +38,8 @@ def make_run_mesh(parallel: Parallel, batch_size: int) -> Mesh:
     """
     sizes = parallel.mesh
     try:
-        mesh = make_mesh(node=sizes.node, data=sizes.data, op=sizes.op)
+        node = current_hosts().count if sizes.node == "hosts" else sizes.node
+        mesh = make_mesh(node=node, data=sizes.data, op=sizes.op)
     except ValueError as error:
         raise ValueError(f"`parallel.mesh`: {error}") from None
     check_batch(batch_size, parallel, mesh.shape["node"] * mesh.shape["data"])

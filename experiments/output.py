@@ -14,8 +14,10 @@ from typing import Any, Self
 import numpy as np
 
 from experiments.contender import Result
+from sfpo_jax.parallel import current_hosts
 from sfpo_jax.training import (
     Checkpoints,
+    Distributed,
     JsonLines,
     Record,
     TensorBoard,
@@ -24,7 +26,7 @@ from sfpo_jax.training import (
     write_yaml,
 )
 
-CONFIG = "config.yaml"
+CONFIG, METRICS = "config.yaml", "metrics.jsonl"
 
 # Arrays of a result, which JSON holds as lists.
 _CURVES = {"sparsity": np.float32, "compressed": np.bool_}
@@ -39,34 +41,31 @@ class RunFolder:
     Args:
       path: the folder, which is there.
       train: `keep` and `tensorboard` are meant.
+      lock: from `_lock`, in the process that writes; None in others.
       warn: takes a line about damaged checkpoints.
 
     Raises:
-      ValueError: another program is at work in it, or its results cannot be read.
+      ValueError: its results cannot be read.
     """
 
     def __init__(
-        self, path: Path, train: Train, warn: Callable[[str], None] = print
+        self,
+        path: Path,
+        train: Train,
+        lock: int | None,
+        warn: Callable[[str], None] = print,
     ) -> None:
         self.path = path
-        self.metrics = JsonLines(path / "metrics.jsonl")
+        self.metrics = JsonLines(path / METRICS)
         self._train = train
         self._warn = warn
-        # Let go by the system when the program ends, in whatever way.
-        self._lock = os.open(path, os.O_RDONLY)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise ValueError(
-                f"`train.folder` must be of one program at a time, got '{path}', where "
-                "another is at work: stop that one, or name another folder."
-            ) from None
+        self._lock = lock
         self.results = self._read_results()
 
     def close(self) -> None:
         """Lets another program use the folder."""
-        os.close(self._lock)
+        if self._lock is not None:
+            os.close(self._lock)
 
     def store(self, name: str) -> "ContenderStore":
         """Where the run of one contender is kept."""
@@ -74,12 +73,15 @@ class RunFolder:
         checkpoints = Checkpoints(
             self.path / "checkpoints" / slug, self._train.keep, warn=self._warn
         )
-        board = self.path / "tensorboard" / slug if self._train.tensorboard else None
+        is_wanted = self._train.tensorboard and self._lock is not None
+        board = self.path / "tensorboard" / slug if is_wanted else None
         return ContenderStore(name, self.metrics, checkpoints, board)
 
     def finish(self, result: Result) -> None:
         """Keeps the result of a contender, which is not run again."""
         self.results[result.name] = result
+        if self._lock is None:
+            return
         held = [dataclasses.asdict(r) for r in self.results.values()]
         for each in held:
             for name in _CURVES:
@@ -130,6 +132,9 @@ class ContenderStore:
     def rewind(self, done: int, tested: int) -> list[Record]:
         """Drops the contender's records after step `done`, those of tests after step
         `tested`, and returns those that stay."""
+        return current_hosts().from_first("records", lambda: self._rewind(done, tested))
+
+    def _rewind(self, done: int, tested: int) -> list[Record]:
 
         def is_kept(record: Record) -> bool:
             last = tested if "test_accuracy" in record else done
@@ -146,7 +151,8 @@ class ContenderStore:
 
     def record(self, record: Record) -> None:
         """Writes a record to metrics.jsonl, and for TensorBoard where it is wanted."""
-        self._metrics.write(record)
+        if current_hosts().is_first:
+            self._metrics.write(record)
         if self._board:
             self._board.write(record)
 
@@ -169,8 +175,25 @@ def open_folder(
       warn: takes a line about damaged checkpoints.
 
     Raises:
-      ValueError: the folder cannot be made or used.
+      ValueError: the folder cannot be made or used, or another program is at work
+        in it.
     """
+    locks: list[int] = []
+
+    def make() -> str:
+        path = _make_folder(train)
+        locks.append(_lock(path))
+        _write_config(path, config, train)
+        # What a stop left half written is cut off before another host reads it.
+        JsonLines(path / METRICS)
+        return str(path.absolute())
+
+    path = Path(current_hosts().from_first("folder", make))
+    return RunFolder(path, train, locks[0] if locks else None, warn)
+
+
+def _make_folder(train: Train) -> Path:
+    """The folder that a configuration asks for."""
     if train.resume != "none":
         path = Path(train.resume)
     elif train.folder != "none":
@@ -178,16 +201,36 @@ def open_folder(
     else:
         path = Path(train.runs) / f"{train.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     is_free = train.resume == train.folder == "none"
-    path = _make(path, "train.runs" if is_free else "train.folder", is_free)
-    folder = RunFolder(path, train, warn)
+    return _make(path, "train.runs" if is_free else "train.folder", is_free)
+
+
+def _write_config(path: Path, config: Any, train: Train) -> None:
+    """The configuration into a folder that has none, without its own place."""
     if not (path / CONFIG).exists():
         # Its own name in it would make a run from this file go on with that run.
         place = dataclasses.replace(train, folder="none", resume="none")
         draft = path / ".config.tmp"
-        write_yaml(draft, dataclasses.replace(config, train=place))
+        here = dataclasses.replace(config, train=place, distributed=Distributed())
+        write_yaml(draft, here)
         write_atomic(path / CONFIG, draft.read_bytes())
         draft.unlink()
-    return folder
+
+
+def _lock(path: Path) -> int:
+    """Keeps other programs out of a folder; returns what to close.
+
+    The system lets go of it when the program ends, in whatever way.
+    """
+    lock = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise ValueError(
+            f"`train.folder` must be of one program at a time, got '{path}', where "
+            "another is at work: stop that one, or name another folder."
+        ) from None
+    return lock
 
 
 def _make(path: Path, key: str, is_free: bool) -> Path:

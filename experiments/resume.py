@@ -68,12 +68,17 @@ def load_run_config(
     for key in old:
         if new[key] == _FOUND.get(key):
             config = _replaced(config, key.split("."), old[key])
-        elif old[key] != new[key] and key not in FREE:
+        elif old[key] != new[key] and key not in FREE and not _is_place(key):
             raise ConfigError(
                 f"`{key}` must stay {old[key]} when a run goes on, got {new[key]}: "
                 f"leave it to {path}, or begin another run"
             )
     return config
+
+
+def _is_place(key: str) -> bool:
+    """Whether a key says only where the run happens."""
+    return key.startswith("distributed.")
 
 
 def _replaced(config: Any, names: list[str], value: Any) -> Any:

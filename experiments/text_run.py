@@ -12,6 +12,7 @@ from experiments.run import Run, make_contenders, settle_run
 from experiments.text_task import make_text_task
 from sfpo_jax.training import (
     Communication,
+    Distributed,
     Memory,
     Optimizer,
     Parallel,
@@ -37,6 +38,7 @@ class TextConfig:
     parallel: Parallel = dataclasses.field(default_factory=Parallel)
     communication: Communication = dataclasses.field(default_factory=Communication)
     memory: Memory = dataclasses.field(default_factory=Memory)
+    distributed: Distributed = dataclasses.field(default_factory=Distributed)
     train: Train = dataclasses.field(
         default_factory=lambda: Train("gpt_stdlib", steps=600, evaluate_every=600)
     )

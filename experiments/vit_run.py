@@ -13,6 +13,7 @@ from experiments.vit_task import make_task
 from sfpo_jax.training import (
     Communication,
     Data,
+    Distributed,
     Memory,
     Optimizer,
     Parallel,
@@ -46,6 +47,7 @@ class Config:
     parallel: Parallel = dataclasses.field(default_factory=Parallel)
     communication: Communication = dataclasses.field(default_factory=Communication)
     memory: Memory = dataclasses.field(default_factory=Memory)
+    distributed: Distributed = dataclasses.field(default_factory=Distributed)
     train: Train = dataclasses.field(default_factory=lambda: Train("vit_mnist5k"))
 
 

@@ -8,7 +8,12 @@ from typing import NamedTuple, NoReturn
 
 from sfpo_jax import _doctor
 from sfpo_jax.memory import add_plan_arguments, run_plan
-from sfpo_jax.parallel import add_links_arguments, run_links
+from sfpo_jax.parallel import (
+    add_launch_arguments,
+    add_links_arguments,
+    run_launch,
+    run_links,
+)
 
 PROGRAM = "python -m sfpo_jax"
 
@@ -40,6 +45,11 @@ COMMANDS = {
         "how fast the links between the devices are, and what is fastest over them",
         run_links,
         add_links_arguments,
+    ),
+    "launch": Command(
+        "how a run behaves on several hosts, which are processes on this machine",
+        run_launch,
+        add_launch_arguments,
     ),
 }
 

@@ -29,6 +29,8 @@ class Normalization(NamedTuple):
 class TrainingBatches(Iterator[Batch]):
     """Endless batches, every example once before any comes again.
 
+    With several hosts each gets its share of the rows.
+
     Args:
       data: the training images.
       batch_size: examples of a batch; may exceed the number of images.
@@ -52,6 +54,8 @@ class TrainingBatches(Iterator[Batch]):
 
     def __next__(self) -> Batch:
         places, moves = self._draw()
+        own = _own_rows(len(places))
+        places, moves = places[own], None if moves is None else moves[:, own]
         images = self._data.images[places]
         if moves is not None:
             images = _shifted(images, moves)
@@ -108,8 +112,15 @@ def test_batches(data: Images, batch_size: int) -> list[Batch]:
         missing = batch_size - len(labels)
         images = np.pad(images, ((0, missing), (0, 0), (0, 0), (0, 0)))
         labels = np.pad(labels, (0, missing), constant_values=PADDING)
-        batches.append(Batch(images, labels))
+        own = _own_rows(batch_size)
+        batches.append(Batch(images[own], labels[own]))
     return batches
+
+
+def _own_rows(batch_size: int) -> slice:
+    """Those of this host, of a batch of all."""
+    share = batch_size // jax.process_count()
+    return slice(share * jax.process_index(), share * (jax.process_index() + 1))
 
 
 def normalization(images: np.ndarray) -> Normalization:

@@ -53,8 +53,11 @@ class FolderImages:
             **self._form(),
         )
 
-    def in_order(self, batch_size: int) -> list[ImageBatch]:
-        """All images as a test sees them, the last batch filled up with PADDING."""
+    def in_order(self, batch_size: int, **host: int) -> list[ImageBatch]:
+        """All images as a test sees them, the last batch filled up with PADDING.
+
+        Of each batch this host's share, or that which `host` names.
+        """
         stream = image_folder(
             self.files,
             batch_size=batch_size,
@@ -63,6 +66,7 @@ class FolderImages:
             epochs=1,
             remainder="pad",
             **self._form(),
+            **host,
         )
         with stream:
             return list(stream)
@@ -76,7 +80,8 @@ class FolderImages:
         count = min(_SAMPLE, len(self.files))
         chosen = np.linspace(0, len(self.files) - 1, count).round().astype(int)
         part = replace(self, files=self.files.take(chosen))
-        batches = part.in_order(min(count, 128))
+        # The same on all hosts, whichever share of the batches is theirs.
+        batches = part.in_order(min(count, 128), host_index=0, host_count=1)
         labels = np.concatenate([batch.labels for batch in batches])
         is_real = labels != PADDING
         if not is_real.any():

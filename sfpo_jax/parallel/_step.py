@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -132,7 +133,8 @@ class Step(abc.ABC):
 
         Args:
           state: from `init` or the step before; its buffers are reused.
-          batch: a pytree of arrays led by the global batch axis.
+          batch: a pytree of arrays led by the global batch axis; with several
+            processes, of this one's share of it (see `shard_batch`).
 
         Returns:
           The new state and metrics, float32 scalars but for `skipped`: `loss` (mean
@@ -145,9 +147,28 @@ class Step(abc.ABC):
         return self._jitted(state, self.shard_batch(batch))
 
     def shard_batch(self, batch: Any) -> Any:
-        """Puts a batch where the step wants it, split along the leading axis."""
+        """Puts a batch where the step wants it, split along the leading axis.
+
+        With several processes each gives its share of the rows: all the same number,
+        that of the whole batch divided by theirs, in the order of the processes. An
+        array that lies on devices of several of them is taken as the whole.
+
+        Raises:
+          ValueError: a batch that the ranks and microbatches do not divide.
+        """
         self._check_batch(batch)
-        return jax.device_put(batch, NamedSharding(self.mesh, self._batch_spec()))
+        sharding = NamedSharding(self.mesh, self._batch_spec())
+
+        def place(leaf: Any) -> jax.Array:
+            if not _is_share(leaf):
+                return jax.device_put(leaf, sharding)
+            # As wanted as a `device_put`, but not to a transfer guard.
+            with jax.transfer_guard_host_to_device("allow"):
+                return jax.make_array_from_process_local_data(
+                    sharding, np.asarray(leaf), _whole_shape(leaf)
+                )
+
+        return jax.tree.map(place, batch)
 
     def lower(self, state: Any, batch: Any) -> Any:
         """The step lowered for arguments of these shapes, as `jax.jit` has it.
@@ -169,7 +190,7 @@ class Step(abc.ABC):
         self._check_batch(batch)
         sharding = NamedSharding(self.mesh, self._batch_spec())
         shapes = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype, sharding=sharding),
+            lambda x: jax.ShapeDtypeStruct(_whole_shape(x), x.dtype, sharding=sharding),
             batch,
         )
         return self._jitted.trace(jax.tree.map(_shape_of, state), shapes)
@@ -212,9 +233,10 @@ class Step(abc.ABC):
     def _check_batch(self, batch: Any) -> None:
         parts = self._ranks * self._microbatches
         for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-            if jnp.ndim(leaf) == 0 or jnp.shape(leaf)[0] % parts:
+            shape = _whole_shape(leaf)
+            if not shape or shape[0] % parts:
                 raise ValueError(
-                    f"`batch`{jax.tree_util.keystr(path)} of shape {jnp.shape(leaf)} "
+                    f"`batch`{jax.tree_util.keystr(path)} of shape {shape} "
                     f"cannot be split into {parts} parts ({self._ranks} ranks x "
                     f"{self._microbatches} microbatches): make its leading axis a "
                     f"multiple of {parts}."
@@ -348,6 +370,21 @@ def average(tree: Any, axes: Axes) -> Any:
     for place, mean in zip(places, means, strict=True):
         leaves[place] = mean
     return treedef.unflatten(leaves)
+
+
+def _is_share(leaf: Any) -> bool:
+    """Whether an array of a batch is this process's rows of it alone."""
+    if jax.process_count() == 1 or isinstance(leaf, jax.ShapeDtypeStruct):
+        return False
+    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+
+
+def _whole_shape(leaf: Any) -> tuple[int, ...]:
+    """The shape of an array of a batch over all processes."""
+    shape = jnp.shape(leaf)
+    if not shape or not _is_share(leaf):
+        return shape
+    return (shape[0] * jax.process_count(), *shape[1:])
 
 
 def _shape_of(x: Any) -> jax.ShapeDtypeStruct:

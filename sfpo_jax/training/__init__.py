@@ -25,6 +25,8 @@ from sfpo_jax.training._ema import EmaState as EmaState
 from sfpo_jax.training._evaluation import evaluate as evaluate
 from sfpo_jax.training._groups import Group as Group
 from sfpo_jax.training._groups import check_groups as check_groups
+from sfpo_jax.training._hosts_section import Distributed as Distributed
+from sfpo_jax.training._hosts_section import join as join
 from sfpo_jax.training._image_decode import Augment as Augment
 from sfpo_jax.training._image_folder import ImageBatch as ImageBatch
 from sfpo_jax.training._image_folder import ImageStream as ImageStream

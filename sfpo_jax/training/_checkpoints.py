@@ -14,9 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-
 from sfpo_jax._validate import check_at_least
+from sfpo_jax.parallel import current_hosts
 from sfpo_jax.training._arrays import (
     check_arrays,
     reserve,
@@ -54,8 +53,9 @@ def _warn(message: str) -> None:
 class Checkpoints:
     """The checkpoints of one run, in `folder/step_00000100` and so on.
 
-    One process at a time may use a folder. What an earlier one left unfinished is
-    removed here; a name that begins with `step_` always was complete.
+    One run at a time may use a folder, which all its hosts see under the same name, and
+    all call the same methods. What an earlier run left unfinished is removed here; a
+    name that begins with `step_` always was complete.
 
     Args:
       folder: where they lie; made when the first is saved.
@@ -91,9 +91,12 @@ class Checkpoints:
         self.folder = Path(folder).absolute()
         self._keep = keep
         self._warn = warn
-        for prefix in (_SAVING, _DELETING):
-            for debris in self.folder.glob(f"{prefix}*"):
-                _discard(debris)
+        self._hosts = current_hosts()
+        if self._hosts.is_first:
+            for prefix in (_SAVING, _DELETING):
+                for debris in self.folder.glob(f"{prefix}*"):
+                    _discard(debris)
+        self._hosts.wait("checkpoints")
 
     def steps(self) -> list[int]:
         """Steps of all checkpoints, the oldest first, unchecked."""
@@ -120,27 +123,50 @@ class Checkpoints:
           TypeError: `state` holds something else than jax arrays, or `data_state` or
             `extra` something that JSON has no form for.
         """
-        _check_alone()
         check_arrays(state)
         rest = json.dumps({"data_state": data_state, "extra": extra})
         draft = self.folder / f"{_SAVING}{step}"
         try:
-            _discard(draft)
-            draft.mkdir(parents=True)
-            reserve(draft, state)
+            self._on_first("draft", lambda: _begin(draft, state))
             save_arrays(draft / _ARRAYS, state)
-            (draft / _REST).write_text(rest, encoding="utf-8")
-            write_manifest(draft, step, describe(state))
-            self._commit(draft, step)
+            self._on_first("commit", lambda: self._finish(draft, step, state, rest))
         # TensorStore has errors of its own for what the file system refuses.
         except Exception as error:
             raise CheckpointError(self._cannot_save(step, error)) from error
         finally:
-            _discard(draft)
+            if self._hosts.is_first:
+                _discard(draft)
+
+    def _finish(self, draft: Path, step: int, state: Any, rest: str) -> None:
+        """Makes a checkpoint of what was drafted, and removes those it outdates."""
+        (draft / _REST).write_text(rest, encoding="utf-8")
+        write_manifest(draft, step, describe(state))
+        self._commit(draft, step)
         kept = [s for s in self.steps() if s <= step][-self._keep :]
         for other in self.steps():
             if other not in kept:
                 self._remove(other)
+
+    def _on_first(self, name: str, do: Callable[[], None]) -> None:
+        """Runs `do` in the first process while the others wait; errors reach all."""
+        if self._hosts.count == 1:
+            do()
+            return
+        failed: list[Exception] = []
+
+        def attempt() -> str:
+            try:
+                do()
+            except Exception as error:
+                failed.append(error)
+                return str(error) or type(error).__name__
+            return ""
+
+        reason = self._hosts.from_first(f"checkpoints/{name}", attempt)
+        if failed:
+            raise failed[0]
+        if reason:
+            raise OSError(reason)
 
     def restore(self, template: Any) -> Restored | None:
         """Reads the newest checkpoint whose every byte is as it was written.
@@ -157,22 +183,17 @@ class Checkpoints:
             are checkpoints and all are damaged.
           TypeError: the template holds something else than jax arrays.
         """
-        _check_alone()
         check_arrays(template)
-        damaged = []
-        for step in reversed(self.steps()):
+        # One host reads all files; the others take its word for it.
+        step, damaged = self._hosts.from_first("checkpoints/newest", self._newest)
+        if step is not None:
             folder = self._path(step)
-            try:
-                manifest = read_manifest(folder)
-                verify(folder, manifest)
-            except DamageError as error:
-                damaged.append(f"{folder.name}/{error}")
-                continue
-            if damaged:
+            if damaged and self._hosts.is_first:
                 self._warn(
                     f"damaged checkpoint in {self.folder}: {'; '.join(damaged)}; "
                     f"going on from step {step}"
                 )
+            manifest = read_manifest(folder)
             check_leaves(manifest.leaves, describe(template), str(folder))
             rest = json.loads((folder / _REST).read_text(encoding="utf-8"))
             return Restored(restore_arrays(folder / _ARRAYS, template), **rest)
@@ -182,6 +203,20 @@ class Checkpoints:
                 "Put back a copy, or delete the folder to begin anew."
             )
         return None
+
+    def _newest(self) -> tuple[int | None, list[str]]:
+        """(step of the newest checkpoint that is whole, what is wrong with others)."""
+        damaged: list[str] = []
+        for step in reversed(self.steps()):
+            folder = self._path(step)
+            try:
+                manifest = read_manifest(folder)
+                verify(folder, manifest)
+            except DamageError as error:
+                damaged.append(f"{folder.name}/{error}")
+                continue
+            return step, damaged
+        return None, damaged
 
     def _commit(self, draft: Path, step: int) -> None:
         if step in self.steps():
@@ -212,12 +247,11 @@ class Checkpoints:
         )
 
 
-def _check_alone() -> None:
-    if jax.process_count() > 1:
-        raise CheckpointError(
-            f"checkpoints must be of one process, got {jax.process_count()}: several "
-            "hosts are not supported yet."
-        )
+def _begin(draft: Path, state: Any) -> None:
+    """An empty folder with room for a state."""
+    _discard(draft)
+    draft.mkdir(parents=True)
+    reserve(draft, state)
 
 
 def check_checkpoint(folder: str | Path) -> int:

@@ -15,8 +15,9 @@ Algorithm = Literal["none", "bf16", "int8", "1bit_adam", "sparse_1bit", "auto"]
 class Mesh:
     """Devices along each axis; -1 takes what the others leave."""
 
-    node: int = 1
-    """Groups joined by slow links; with more than one, only those are compressed."""
+    node: int | Literal["hosts"] = "hosts"
+    """Groups joined by slow links, hosts: one for each of them; with more than one,
+    only those links are compressed."""
     data: int = -1
     """Devices of a group, each with its part of the batch."""
     op: int = 1
@@ -25,6 +26,8 @@ class Mesh:
     def __post_init__(self) -> None:
         sizes = dataclasses.asdict(self)
         for name, size in sizes.items():
+            if size == "hosts":
+                continue
             if size < 1 and size != -1:
                 raise ValueError(
                     f"`parallel.mesh.{name}` must be at least 1, or -1 for what is "

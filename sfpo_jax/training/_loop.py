@@ -144,14 +144,14 @@ class _Loop:
     def run(self) -> Fit:
         """All steps that are left, or as many as there is time for."""
         self._resume()
+        self._stop.meet()
         while not self._stop.requested:
             if not self._test_if_due():
                 break
             self._save_if_due()
             if self._is_last():
                 return Fit(self._state, self._done, True)
-            if not self._stop.requested:
-                self._advance()
+            self._advance()
         self._flush()
         self._save()
         return Fit(self._state, self._done, False)

@@ -165,7 +165,7 @@ def test_the_count_of_such_losses_goes_on(tmp_path: Path, step: Any) -> None:
 
     done = run(StopAfterTwo())
     assert (done.done, done.is_finished) == (2, False)
-    stop.requested = False
+    stop.request(False)
     tape = Tape()
     with pytest.raises(NonFiniteLossError, match="step 3"):
         run(tape)
@@ -208,7 +208,7 @@ def test_a_stopped_test_is_made_at_the_next_start(tmp_path: Path, step: Any) -> 
     first, second = Tape(), Tape()
     assert not run(first)
     assert not [event for event in first.events if event[0] == "test"]
-    stop.requested = False
+    stop.request(False)
     second.losses = [0.0] * 3
     assert run(second)
     assert second.events[0] == ("start", 2, 0, {"losses": 2})
