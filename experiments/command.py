@@ -17,6 +17,7 @@ from experiments.run import Run
 from sfpo_jax.parallel import current_hosts
 from sfpo_jax.training import (
     CheckpointError,
+    DisagreementError,
     NonFiniteLossError,
     Stop,
     check_tensorboard,
@@ -54,7 +55,7 @@ def run_experiment(experiment: Experiment, argv: Sequence[str]) -> int:
     with exit_on_config_error(program):
         config = load_run_config(
             experiment.defaults,
-            _spelled_out(argv),
+            spelled_out(argv),
             prog=program,
             description=experiment.description,
         )
@@ -66,8 +67,8 @@ def run_experiment(experiment: Experiment, argv: Sequence[str]) -> int:
     return status
 
 
-def _spelled_out(argv: Sequence[str]) -> list[str]:
-    """The arguments with --distributed, which is short, in full."""
+def spelled_out(argv: Sequence[str]) -> list[str]:
+    """Arguments of an experiment with --distributed, which is short, in full."""
     return ["--distributed.enable=true" if a == "--distributed" else a for a in argv]
 
 
@@ -95,7 +96,7 @@ def _run(
     except KeyboardInterrupt:
         say(f"interrupted; it goes on from its last checkpoint with: {go_on}")
         return 130
-    except (CheckpointError, NonFiniteLossError) as error:
+    except (CheckpointError, DisagreementError, NonFiniteLossError) as error:
         sys.stderr.write(f"{program}: {error}\n")
         return 1
     finally:

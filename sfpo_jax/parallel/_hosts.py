@@ -129,14 +129,12 @@ class Hosts:
         except Exception as error:
             if self._watchdog is None:
                 raise
-            traceback.print_exc()
             # A transfer to a process that is gone fails so.
-            may_follow = isinstance(error, jax.errors.JaxRuntimeError)
+            if isinstance(error, jax.errors.JaxRuntimeError):
+                self._watchdog.end_if_peer_gone()
+            traceback.print_exc()
             first_line = str(error).partition("\n")[0]
-            self._watchdog.fail(
-                f"{program}: {type(error).__name__}: {first_line}",
-                may_follow=may_follow,
-            )
+            self._watchdog.fail(f"{program}: {type(error).__name__}: {first_line}")
             raise
 
     def leave(self, status: int = 0) -> None:
@@ -158,6 +156,7 @@ class Hosts:
 
 
 _current = Hosts()
+_started: list[subprocess.Popen[bytes]] = []
 
 
 def current_hosts() -> Hosts:
@@ -251,12 +250,14 @@ def _find_place(
     if rank is None and RANK in environ:
         rank = int(environ[RANK])
     devices = None
+    if listed := environ.get("JAX_LOCAL_DEVICE_IDS"):
+        devices = [int(number) for number in listed.split(",")]
     if None in (coordinator, hosts, rank):
         from jax._src import clusters
 
         detect = clusters.ClusterEnv.auto_detect_unset_distributed_params
         coordinator, hosts, rank, devices = detect(
-            coordinator, hosts, rank, None, None, 300
+            coordinator, hosts, rank, devices, None, 300
         )
     given = {"coordinator": coordinator, "hosts": hosts, "rank": rank}
     missing = [name for name, value in given.items() if value is None]
@@ -302,14 +303,18 @@ def _start_coordinator(address: str, hosts: int, deadline: float) -> None:
         # Ctrl-C in a terminal is for the run, which still needs it.
         start_new_session=True,
     )
-    assert process.stdout is not None
-    if process.stdout.readline() != b"ready\n":
+    assert process.stdin is not None and process.stdout is not None
+    with process.stdout:
+        is_ready = process.stdout.readline() == b"ready\n"
+    if not is_ready:
+        process.stdin.close()
+        process.wait()
         raise ValueError(
             f"`coordinator` cannot listen on {address}: the port is taken, or the "
             "address is not of the first host; take another."
         )
-    # Kept open as long as this process lives, whatever becomes of it.
-    globals()["_keep_open"] = process
+    # Its input stays open as long as this process lives, whatever becomes of it.
+    _started.append(process)
 
 
 def _bind_gloo(coordinator: str) -> None:

@@ -112,18 +112,18 @@ def _passed_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
 def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     """The first status that is not 0; the others then have `_GRACE` seconds to end."""
     first, until = 0, float("inf")
-    while any(process.poll() is None for process in processes):
-        for rank, process in enumerate(processes):
-            status = process.poll()
-            if status and not first:
-                first, until = _status(status), time.monotonic() + _GRACE
-                sys.stderr.write(f"host {rank} ended: {_in_words(status)}\n")
+    while True:
+        ends = [process.poll() for process in processes]
+        for rank, code in enumerate(ends):
+            if code and not first:
+                first, until = _status(code), time.monotonic() + _GRACE
+                sys.stderr.write(f"host {rank} ended: {_in_words(code)}\n")
+        if None not in ends:
+            return first
         if time.monotonic() > until:
             for process in processes:
                 process.kill()
         time.sleep(0.1)
-    ends = (_status(process.returncode) for process in processes)
-    return first or next((status for status in ends if status), 0)
 
 
 def _status(code: int) -> int:

@@ -13,6 +13,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sfpo_jax.collectives import Transfer, axis_mean, transfers, wire_bytes
+from sfpo_jax.parallel._agreement import make_check
 from sfpo_jax.parallel._operator_split import AXIS
 from sfpo_jax.transforms import COMPRESSED_SCOPE, WARMUP_SCOPE
 
@@ -56,6 +57,7 @@ class Step(abc.ABC):
         is_split = operator_specs is not None and mesh.shape.get(AXIS, 1) > 1
         self.op_axes = (AXIS,) if is_split else ()
         self._has_key = has_key
+        self._agreement: Callable[[Any], jax.Array] | None = None
         self._microbatches = microbatches
         self._ranks = math.prod(mesh.shape[name] for name in self.batch_axes)
         self._jitted = jax.jit(
@@ -229,6 +231,28 @@ class Step(abc.ABC):
         Arguments and errors are those of `transfers`.
         """
         return wire_bytes(self.transfers(state, batch, phase))
+
+    def differing(self, state: TrainState) -> list[str]:
+        """Arrays whose copies on several devices are not alike, by name.
+
+        A checksum of each copy is compared: one pass over the memory, and four bytes an
+        array on the network.
+
+        Args:
+          state: from `init` or a step; it stays as it is.
+
+        Returns:
+          Places in the state, in its order, e.g. ".params['w']"; [] where all is well.
+        """
+        if self._agreement is None:
+            self._agreement = make_check(self.mesh, self._specs(state))
+        found = np.asarray(self._agreement(state)).tolist()
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]
+        return [
+            jax.tree_util.keystr(path)
+            for path, differs in zip(paths, found, strict=True)
+            if differs
+        ]
 
     def _check_batch(self, batch: Any) -> None:
         parts = self._ranks * self._microbatches

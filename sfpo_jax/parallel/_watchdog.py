@@ -130,30 +130,24 @@ class Watchdog:
         """Ends the watch."""
         self._stopped.set()
 
-    def fail(self, reason: str, *, may_follow: bool = False) -> None:
-        """Ends this process, and with this reason the others.
+    def fail(self, reason: str) -> None:
+        """Ends this process, and with this reason, a line, the others."""
+        # Without a coordinator the others end for that.
+        with contextlib.suppress(Exception):
+            self._client.key_value_set(f"{_FAILED}{self._rank}", reason)
+        self._end(reason)
 
-        Args:
-          reason: why, in a line.
-          may_follow: it may have followed from the end of a peer; if so, the peer is
-            named in its place. A transfer fails at once, silence is known after the
-            deadline only.
+    def end_if_peer_gone(self) -> None:
+        """Ends this process where a peer turns out to be gone.
+
+        A transfer to it fails at once; its silence is known after the deadline only,
+        so this takes as long.
         """
-        verdict = self._wait_for_verdict() if may_follow else None
-        if verdict is None:
-            # Without a coordinator the others end for that.
-            with contextlib.suppress(Exception):
-                self._client.key_value_set(f"{_FAILED}{self._rank}", reason)
-        self._end(verdict or reason)
-
-    def _wait_for_verdict(self) -> str | None:
-        """Why a peer is gone, waited for as long as that can take."""
         until = time.monotonic() + self._deadline + 3 * _BEAT
         while time.monotonic() < until:
             if verdict := self._verdict():
-                return verdict
+                self._end(verdict)
             time.sleep(_BEAT / 4)
-        return None
 
     def _verdict(self) -> str | None:
         now = time.monotonic()

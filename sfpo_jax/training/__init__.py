@@ -41,6 +41,7 @@ from sfpo_jax.training._layout_sections import Mesh as Mesh
 from sfpo_jax.training._layout_sections import Parallel as Parallel
 from sfpo_jax.training._layout_sections import Time as Time
 from sfpo_jax.training._layout_sections import TopologyAware as TopologyAware
+from sfpo_jax.training._loop import DisagreementError as DisagreementError
 from sfpo_jax.training._loop import Fit as Fit
 from sfpo_jax.training._loop import Monitor as Monitor
 from sfpo_jax.training._loop import NonFiniteLossError as NonFiniteLossError

@@ -25,16 +25,12 @@ class Distributed:
     """Seconds without a sign of life after which a host is given up."""
     stuck_after: float = 1800.0
     """Seconds that hosts wait for one that is alive but does not come further."""
-    agree_every: int | Literal["none"] = 100
-    """Steps between two checks that all devices hold the same."""
 
     def __post_init__(self) -> None:
         for name in ("deadline", "stuck_after"):
             check_at_least(
                 f"distributed.{name}", getattr(self, name), 1, "a number of seconds"
             )
-        if self.agree_every != "none":
-            check_at_least("distributed.agree_every", self.agree_every, 1, "steps")
 
 
 def join(section: Distributed) -> Hosts:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from sfpo_jax.parallel import TrainState
+from sfpo_jax.parallel import Step, TrainState
 from sfpo_jax.training._checkpoints import Checkpoints
 from sfpo_jax.training._data_iterator import DataIterator
 from sfpo_jax.training._ema import Ema, EmaState
@@ -19,6 +19,10 @@ Metrics = dict[str, float]
 
 class NonFiniteLossError(FloatingPointError):
     """The loss stayed infinite or NaN: one line, with what to try."""
+
+
+class DisagreementError(RuntimeError):
+    """Devices hold different copies of what is to be the same, in one line."""
 
 
 class Monitor:
@@ -95,6 +99,7 @@ def fit(
       The last state, the steps taken, and whether that is all of them.
 
     Raises:
+      DisagreementError: devices hold different copies of an array.
       NonFiniteLossError: the loss was not finite in `max_nonfinite` steps in a row.
       CheckpointError: a checkpoint cannot be written, or holds another state.
       ValueError: the data ended early.
@@ -137,6 +142,7 @@ class _Loop:
         self._mean: EmaState | None = self._ema and self._ema.init(state.params)
         self._done = 0
         self._tested = 0  # step after which the last test was made
+        self._agreed = 0  # step after which the devices were last compared
         self._saved: int | None = None  # step of the last checkpoint
         self._nonfinite = 0  # steps in a row, up to the last one
         self._pending: list[tuple[int, dict[str, jax.Array]]] = []
@@ -148,6 +154,7 @@ class _Loop:
         while not self._stop.requested:
             if not self._test_if_due():
                 break
+            self._agree_if_due()
             self._save_if_due()
             if self._is_last():
                 return Fit(self._state, self._done, True)
@@ -198,6 +205,27 @@ class _Loop:
 
     def _is_due(self, every: int) -> bool:
         return self._is_last() or (self._done > 0 and self._done % every == 0)
+
+    def _agree_if_due(self) -> None:
+        every = self._train.agree_every
+        if every == "none" or self._done in (0, self._agreed):
+            return
+        if not isinstance(self._step, Step) or self._step.mesh.size == 1:
+            return
+        # What is saved is to be right.
+        saves = self._checkpoints and self._is_due(self._train.checkpoint_every)
+        if not saves and not self._is_due(every):
+            return
+        if self._pending:
+            self._flush()
+        self._agreed = self._done
+        if names := self._step.differing(self._state):
+            raise DisagreementError(
+                f"the devices differ after step {self._done} in {names[0]} and "
+                f"{len(names) - 1} more arrays: a bit flipped, or hosts run different "
+                "versions; go on from the last checkpoint, without the host that "
+                "repeats it."
+            )
 
     def _test_if_due(self) -> bool:
         """False where the test was stopped."""

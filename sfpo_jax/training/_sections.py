@@ -191,6 +191,9 @@ class Train:
     """Test an average of the weights that keeps this share a step, e.g. 0.999."""
     tensorboard: bool = False
     """Also write the metrics for TensorBoard."""
+    agree_every: int | Literal["none"] = 100
+    """Steps between two checks that all devices hold the same parameters and states;
+    each checkpoint makes one as well."""
     max_nonfinite: int = 25
     """Steps in a row whose loss is not finite that end the run."""
 
@@ -200,6 +203,8 @@ class Train:
         check_at_least("train.seed", self.seed, 0, "a seed")
         check_at_least("train.keep", self.keep, 1, "a number of checkpoints")
         check_at_least("train.max_nonfinite", self.max_nonfinite, 1, "a step count")
+        if self.agree_every != "none":
+            check_at_least("train.agree_every", self.agree_every, 1, "a step count")
         if self.ema != "none":
             check_range(
                 "train.ema",
