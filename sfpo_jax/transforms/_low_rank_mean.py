@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from sfpo_jax._validate import check_at_least, check_range
+from sfpo_jax._validate import Scalar, check_at_least, check_range, is_known
 from sfpo_jax.collectives import (
     MIN_COMPRESSION,
     AxisName,
@@ -45,11 +45,11 @@ class LowRankMeanState(NamedTuple):
 
 
 def low_rank_mean(
-    rank: int,
+    rank: Scalar,
     axis_name: AxisName,
     *,
-    min_compression: float = MIN_COMPRESSION,
-    seed: int = 0,
+    min_compression: Scalar = MIN_COMPRESSION,
+    seed: int | jax.Array = 0,
     mask: MaskOrFn = None,
     error_feedback: bool = True,
     error_dtype: Any = None,
@@ -92,7 +92,7 @@ def low_rank_mean(
       [N, ...] along the axis, Q on all ranks alike.
 
     Raises:
-      ValueError: `rank` or `min_compression` below 1, or no such dtype.
+      ValueError: `rank` or `min_compression` below 1 or traced, or no such dtype.
 
     Example:
       >>> import jax.numpy as jnp, optax
@@ -106,9 +106,16 @@ def low_rank_mean(
       >>> bool(jnp.allclose(updates["w"], -grads["w"]))  # of rank 1, and so exact
       True
     """
-    if not isinstance(rank, int):
-        raise ValueError(f"`rank` must be a whole number of columns, got {rank!r}.")
+    for name, value in (("rank", rank), ("min_compression", min_compression)):
+        if not is_known(value):
+            raise ValueError(
+                f"`{name}` must be a Python number, got {value!r}: shapes depend on "
+                "it; name it in the static_args of `optax.inject_hyperparams`."
+            )
     check_at_least("rank", rank, 1, "the columns of a factor; 1 to 4 are usual")
+    columns, least = int(rank), float(min_compression)
+    if columns != rank:
+        raise ValueError(f"`rank` must be a whole number of columns, got {rank!r}.")
     check_range(
         "min_compression",
         min_compression,
@@ -127,7 +134,7 @@ def low_rank_mean(
         for place, (leaf, shape) in enumerate(
             zip(chosen.places, chosen.shapes(), strict=True)
         ):
-            factors = plan_factors(shape, rank, min_compression)
+            factors = plan_factors(shape, columns, least)
             if factors is not None and leaf in allowed:
                 found[place] = factors
         return found
