@@ -274,7 +274,9 @@ def choose_method(
             codec = codecs[name]
         else:
             codec = method.codec(codecs)
-        parts = [estimate(method, size, ranks, link, codec) for size in sizes]
+        # Factors of all buckets travel together.
+        joined = sizes if method.rank is None else (sum(sizes),)
+        parts = [estimate(method, size, ranks, link, codec) for size in joined]
         network = sum(part.network for part in parts)
         found.append(Estimate(name, network, sum(part.codec for part in parts)))
     if not found:

@@ -51,6 +51,12 @@ def test_factors_of_low_rank_go_by_all_reduce() -> None:
     assert found.network == pytest.approx(LOW_RANK.sent_bytes(503_516, 2) / 2e6)
 
 
+def test_factors_of_low_rank_of_all_buckets_travel_together() -> None:
+    link, among = Link(1e-3, 1e8), {"low_rank": LOW_RANK}
+    one, two = (choose_method(x, 2, link, 1e11, among) for x in (9000, [4000, 5000]))
+    assert two.estimates == one.estimates
+
+
 def test_factors_of_low_rank_must_be_asked_for() -> None:
     assert tuple(methods()) == tuple(methods(shapes=SHAPES)) == NAMES
     assert tuple(methods(rank=4, shapes=SHAPES)) == (*NAMES, "low_rank")
