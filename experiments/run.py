@@ -30,6 +30,7 @@ _NAMES = {
     "int8": "int8 AdamW",
     "1bit_adam": "SFPO",
     "sparse_1bit": "sparse 1-bit Adam",
+    "low_rank": "low-rank AdamW",
 }
 
 

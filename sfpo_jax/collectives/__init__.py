@@ -22,6 +22,13 @@ from sfpo_jax.collectives._cost import Method as Method
 from sfpo_jax.collectives._cost import choose_method as choose_method
 from sfpo_jax.collectives._cost import estimate as estimate
 from sfpo_jax.collectives._cost import methods as methods
+from sfpo_jax.collectives._low_rank import MIN_COMPRESSION as MIN_COMPRESSION
+from sfpo_jax.collectives._low_rank import Factors as Factors
+from sfpo_jax.collectives._low_rank import LowRankMean as LowRankMean
+from sfpo_jax.collectives._low_rank import first_basis as first_basis
+from sfpo_jax.collectives._low_rank import low_rank_share as low_rank_share
+from sfpo_jax.collectives._low_rank import plan_factors as plan_factors
+from sfpo_jax.collectives._low_rank import reduce_low_rank as reduce_low_rank
 from sfpo_jax.collectives._mean import axis_mean as axis_mean
 from sfpo_jax.collectives._nvlink import NvLinks as NvLinks
 from sfpo_jax.collectives._nvlink import nvlink_bandwidth as nvlink_bandwidth

@@ -7,7 +7,9 @@ messages; a compressed mean sends 2 (N - 1) / N of the payload by an all-to-all 
 all-gather for each dtype of it (Thakur et al. 2005, "Optimization of Collective
 Communication Operations in MPICH", https://doi.org/10.1177/1094342005051521). What
 encoding and decoding take is measured, or estimated from the bandwidth of memory. On
-fast links the codec costs more than it saves, and the answer is "dense".
+fast links the codec costs more than it saves, and the answer is "dense". Factors of low
+rank go by two all-reduces; how many numbers they have depends on the tensors' shapes,
+of which a method keeps the share.
 """
 
 import itertools
@@ -16,6 +18,7 @@ from typing import NamedTuple
 
 from sfpo_jax import compression
 from sfpo_jax._validate import check_at_least
+from sfpo_jax.collectives._low_rank import low_rank_share
 from sfpo_jax.compression import Compressor
 from sfpo_jax.units import format_bandwidth
 
@@ -71,49 +74,85 @@ class Method(NamedTuple):
     """A way to average over an axis.
 
     Attributes:
-      name: "dense", "bf16", "int8", "sign" or "sparse_sign".
-      compressor: what goes on the wire; None: float32, by one all-reduce.
-      transfers: arrays of different dtypes that the payload consists of.
+      name: "dense", "bf16", "int8", "sign", "sparse_sign" or "low_rank".
+      compressor: what goes on the wire; None: float32, by all-reduces.
+      transfers: arrays of different dtypes that the payload consists of, or all-reduces
+        that follow one another.
       touched: bytes of memory that its codec reads and writes for each entry, error
         feedback included; an estimate, for devices where nothing was measured.
+      share: without a compressor, numbers sent for each entry.
+      rank: of the factors that are sent, None for methods without.
     """
 
     name: str
     compressor: Compressor | None
     transfers: int
     touched: int
+    share: float = 1.0
+    rank: int | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the mean is, by one all-reduce of all entries."""
+        return self.compressor is None and self.rank is None
+
+    @property
+    def label(self) -> str:
+        """What tells its codec from those of other methods and settings."""
+        if self.compressor is not None:
+            return self.compressor.name
+        return self.name if self.rank is None else f"{self.name}({self.rank})"
 
     def sent_bytes(self, entries: int, ranks: int) -> float:
         """Bytes one device sends to average float32[entries] over `ranks`."""
-        full = 4 * entries
+        full = 4 * self.share * entries
         if self.compressor is not None:
             full = self.compressor.payload_bytes(entries)
         return 2 * (ranks - 1) / ranks * full
 
     def messages(self, ranks: int) -> int:
         """Messages one device sends one after another."""
-        if self.compressor is None:
+        if self.is_exact:
             return 2 * (ranks - 1)
         # There and back for each array, and the scalar that says all is finite.
         return 2 * (self.transfers + 1) * (ranks - 1)
 
     def codec(self, memory_bandwidth: float) -> Codec:
         """An estimate from the device's memory bandwidth, bytes a second."""
-        if self.compressor is None:
+        if self.is_exact:
             return Codec(((0, 0.0),))
         million = _LAUNCHES + 1_000_000 * self.touched / memory_bandwidth
         return Codec(((0, _LAUNCHES), (1_000_000, million)))
 
 
 def methods(
-    *, density: float = 0.1, block_size: int | None = None
+    *,
+    density: float = 0.1,
+    block_size: int | None = None,
+    rank: int | None = None,
+    shapes: Sequence[tuple[int, ...]] = (),
 ) -> dict[str, Method]:
     """All methods by name, the most exact first.
 
     Args:
       density: share of the entries that "sparse_sign" sends.
       block_size: entries a scale; None for the compressors' own.
+      rank: of the factors of "low_rank", which is among the methods with it alone.
+      shapes: of the tensors, needed with `rank`: they decide what factors save.
+
+    Raises:
+      ValueError: `rank` without `shapes`.
+
+    Example:
+      >>> low_rank = methods(rank=2, shapes=[(1000, 1000), (1000,)])["low_rank"]
+      >>> low_rank.sent_bytes(1_001_000, ranks=2)  # 4 (2 * 2000 + 1000)
+      20000.0
     """
+    if rank is not None and not shapes:
+        raise ValueError(
+            f"`shapes` must be given with `rank` {rank}: what factors of low rank "
+            "send depends on those of the tensors."
+        )
     size = {} if block_size is None else {"block_size": block_size}
     found = (
         Method("dense", None, 1, 0),
@@ -125,6 +164,11 @@ def methods(
         # Besides, three passes that find the largest entries.
         Method("sparse_sign", compression.sparse_sign(density, **size), 2, 120),
     )
+    if rank is not None:
+        # Contribution and error, read once each for P, Q and the new error, the mean
+        # written and read.
+        share = low_rank_share(shapes, rank)
+        found += (Method("low_rank", None, 2, 40, share, rank),)
     return {method.name: method for method in found}
 
 
@@ -230,7 +274,9 @@ def choose_method(
             codec = codecs[name]
         else:
             codec = method.codec(codecs)
-        parts = [estimate(method, size, ranks, link, codec) for size in sizes]
+        # Factors of all buckets travel together.
+        joined = sizes if method.rank is None else (sum(sizes),)
+        parts = [estimate(method, size, ranks, link, codec) for size in joined]
         network = sum(part.network for part in parts)
         found.append(Estimate(name, network, sum(part.codec for part in parts)))
     if not found:

@@ -112,7 +112,7 @@ def _codecs(
     """The codecs, from the cache `held` or into it."""
     codecs = {}
     for name, method in methods.items():
-        key = f"codec {method.compressor.name if method.compressor else name}"
+        key = f"codec {method.label}"
         points = held.get(key, ())
         # Processes that kept other sizes have nothing to agree on.
         (most,) = agreed([float(len(points))])

@@ -7,6 +7,7 @@ the slowest of them: a choice that differed between processes would leave them w
 in different programs.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -18,8 +19,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sfpo_jax.collectives import Codec, Link, Method, axis_mean, estimate
-from sfpo_jax.transforms import compressed_mean
+from sfpo_jax.collectives import Codec, Link, Method, axis_mean, estimate, methods
+from sfpo_jax.transforms import compressed_mean, low_rank_mean
 
 _SMALL, _FIRST, _LARGEST = 1 << 10, 1 << 20, 1 << 26  # bytes that a device holds
 _CODEC_SIZES = (1 << 10, 1 << 20, 1 << 22, 1 << 24)  # entries
@@ -57,7 +58,7 @@ def probe_link(mesh: Mesh, axis: str) -> Link:
 
 
 def probe_codecs(
-    mesh: Mesh, axis: str, link: Link, methods: Mapping[str, Method]
+    mesh: Mesh, axis: str, link: Link, among: Mapping[str, Method]
 ) -> dict[str, Codec]:
     """Measures means over an axis; what the link does not explain is the codec.
 
@@ -68,15 +69,16 @@ def probe_codecs(
       mesh: the devices.
       axis: an axis of more than one rank, the fastest where there is a choice.
       link: what `probe_link` says of it.
-      methods: by name.
+      among: methods by name. Factors of low rank are those of one square matrix.
     """
     found = {}
-    for name, method in methods.items():
+    for name, method in among.items():
         points: list[tuple[int, float]] = []
         for size in _CODEC_SIZES:
             seconds = _seconds(_averaging(mesh, axis, method, size))
             free = Codec(((0, 0.0),))
-            network = estimate(method, size, mesh.shape[axis], link, free).network
+            sent = _on_square(method, size)
+            network = estimate(sent, size, mesh.shape[axis], link, free).network
             points.append((size, max(seconds - network, 0.0)))
             if seconds > _TOO_LONG:
                 break
@@ -87,18 +89,38 @@ def probe_codecs(
 def _averaging(mesh: Mesh, axis: str, method: Method, size: int) -> Callable[[], Any]:
     """A function that averages float32[size] of each device over the axis."""
     x = _array(mesh, size, jnp.float32)
-    if method.compressor is None:
+    if method.is_exact:
         dense = _on_devices(mesh, lambda x: axis_mean([x], axis)[0])
         return lambda: dense(x)
-    tx = compressed_mean(method.compressor, axis)
-    update = _on_devices(mesh, lambda x, state: tx.update(x, state), donate=(1,))
-    held = [_on_devices(mesh, tx.init)(x)]
+    shape = (size,)
+    if method.compressor is not None:
+        tx = compressed_mean(method.compressor, axis)
+    else:
+        assert method.rank is not None
+        tx, shape = low_rank_mean(method.rank, axis), _square(size)
+    update = _on_devices(
+        mesh, lambda x, state: tx.update(x.reshape(shape), state), donate=(1,)
+    )
+    held = [_on_devices(mesh, lambda x: tx.init(x.reshape(shape)))(x)]
 
     def run() -> Any:
         mean, held[0] = update(x, held[0])
         return mean, held[0]
 
     return run
+
+
+def _on_square(method: Method, size: int) -> Method:
+    """The method, sending what it does of the matrix that the probe averages."""
+    if method.rank is None:
+        return method
+    return methods(rank=method.rank, shapes=[_square(size)])[method.name]
+
+
+def _square(size: int) -> tuple[int, int]:
+    """The shape of a matrix of so many entries, a power of 4."""
+    side = math.isqrt(size)
+    return side, size // side
 
 
 def _line(

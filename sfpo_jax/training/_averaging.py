@@ -12,9 +12,13 @@ from typing import NamedTuple, cast
 
 from jax.sharding import Mesh
 
-from sfpo_jax.collectives import Choice, Link, choose_method, methods
+from sfpo_jax.collectives import Choice, Link, Method, choose_method, methods
 from sfpo_jax.parallel import Links, find_links, shard_axis
-from sfpo_jax.training._layout_sections import Algorithm, Communication
+from sfpo_jax.training._layout_sections import (
+    Algorithm,
+    Communication,
+    Compression,
+)
 from sfpo_jax.units import format_bandwidth, parse_bandwidth, parse_bytes
 
 # What a method of the cost model is called in a configuration.
@@ -24,6 +28,7 @@ _ALGORITHMS: dict[str, Algorithm] = {
     "int8": "int8",
     "sign": "1bit_adam",
     "sparse_sign": "sparse_1bit",
+    "low_rank": "low_rank",
 }
 _BATCH_AXES = ("node", "data")
 
@@ -89,9 +94,8 @@ def settle(
     if not _wide(mesh):
         algorithm = "none" if is_open else chosen.algorithm
         return _with(communication, algorithm), ["one device: nothing is sent"]
-    size = None if chosen.block_size == "auto" else chosen.block_size
-    known = methods(density=chosen.density, block_size=size)
-    found = find_links(mesh, communication.links.given(), known if is_open else None)
+    known = _methods(chosen, shapes) if is_open else None
+    found = find_links(mesh, communication.links.given(), known)
     reasons = [_line(axis, found, mesh) for axis in _wide(mesh)]
     speeds = {
         axis: _text(found.links[axis].bandwidth)
@@ -137,21 +141,29 @@ def _choose(
     link = Link(max(x.latency for x in joined), slowest.bandwidth, slowest.exchange)
     shards = math.prod(mesh.shape[axis] for axis in axes.exact)
     ranks = math.prod(mesh.shape[axis] for axis in axes.compressed)
-    chosen = communication.compression
-    size = None if chosen.block_size == "auto" else chosen.block_size
+    parts = [_part(shape, shards) for shape in shapes]
     return choose_method(
-        _buckets([_part(shape, shards) for shape in shapes], communication.bucket_size),
+        _buckets([math.prod(part) for part in parts], communication.bucket_size),
         ranks,
         link,
         found.codecs,
-        methods(density=chosen.density, block_size=size),
+        _methods(communication.compression, parts),
     )
 
 
-def _part(shape: tuple[int, ...], shards: int) -> int:
-    """Entries of a tensor that one device updates; small ones are not cut."""
-    is_cut = shards > 1 and shard_axis(shape, shards) >= 0
-    return math.prod(shape) // (shards if is_cut else 1)
+def _methods(
+    chosen: Compression, shapes: Sequence[tuple[int, ...]]
+) -> dict[str, Method]:
+    """Those that `auto` may choose from, for tensors of these shapes."""
+    size = None if chosen.block_size == "auto" else chosen.block_size
+    rank = chosen.rank if chosen.auto_low_rank else None
+    return methods(density=chosen.density, block_size=size, rank=rank, shapes=shapes)
+
+
+def _part(shape: tuple[int, ...], shards: int) -> tuple[int, ...]:
+    """What one device updates of a tensor; small ones are not cut."""
+    axis = shard_axis(shape, shards) if shards > 1 else -1
+    return tuple(n // shards if i == axis else n for i, n in enumerate(shape))
 
 
 def _buckets(sizes: Sequence[int], bucket_size: str) -> list[int]:

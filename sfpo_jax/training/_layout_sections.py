@@ -8,7 +8,9 @@ from sfpo_jax.training._build import Quantity
 from sfpo_jax.tuning import check_chunk_size
 from sfpo_jax.units import parse_bandwidth, parse_bytes
 
-Algorithm = Literal["none", "bf16", "int8", "1bit_adam", "sparse_1bit", "auto"]
+Algorithm = Literal[
+    "none", "bf16", "int8", "1bit_adam", "sparse_1bit", "low_rank", "auto"
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +98,8 @@ class Compression:
     algorithm: Algorithm = "1bit_adam"
     """none: dense AdamW. bf16, int8: gradients sent so, then AdamW. 1bit_adam: SFPO,
     masked gradients and momentum as signs. sparse_1bit: momentum as the signs of its
-    largest entries, no masking. auto: what the cost model says is fastest."""
+    largest entries, no masking. low_rank: gradients as factors of matrices, then AdamW,
+    with a learning rate of its own. auto: what the cost model says is fastest."""
     error_feedback: bool = True
     """Add what compression lost to the next step, on both sides."""
     block_size: int | Literal["auto"] = "auto"
@@ -110,6 +113,10 @@ class Compression:
     variance is stable, after 20 % of the run at the latest."""
     refresh_every: int | Literal["none"] = 16
     """Each so many steps after the freeze one is dense and updates the variance."""
+    rank: int = 2
+    """Columns of the factors that low_rank sends; 1 to 4 are usual."""
+    auto_low_rank: bool = False
+    """Whether auto may choose low_rank, for a learning rate found with it."""
 
     def __post_init__(self) -> None:
         prefix = "communication.compression"
@@ -137,6 +144,9 @@ class Compression:
             1.0,
             "the share of entries sent",
             open_low=True,
+        )
+        check_at_least(
+            f"{prefix}.rank", self.rank, 1, "the columns of a factor; 1 to 4 are usual"
         )
         if self.refresh_every != "none":
             check_at_least(

@@ -16,6 +16,7 @@ from sfpo_jax.transforms import (
     adamw8bit,
     clip_by_global_norm,
     compressed_mean,
+    low_rank_mean,
     onebit_adam,
     sfpo,
     sparsify,
@@ -156,11 +157,11 @@ def make_optimizer(
     _check_memory(memory, chosen)
     if chosen.algorithm == "none":
         return make_dense_optimizer(optimizer, steps, memory)
-    shared = {
+    feedback = {
         "error_feedback": chosen.error_feedback,
         "error_dtype": memory.error_dtype,
-        "bucket_size": communication.bucket_size,
     }
+    shared = {**feedback, "bucket_size": communication.bucket_size}
     if chosen.algorithm in ONE_BIT:
         shared |= {
             "b1": optimizer.b1,
@@ -174,6 +175,9 @@ def make_optimizer(
             "refresh_every": _none(chosen.refresh_every),
         }
         reduced = _one_bit(optimizer, sparsity, communication, shared, steps, axis_name)
+    elif chosen.algorithm == "low_rank":
+        mean = low_rank_mean(chosen.rank, axis_name, **feedback)
+        reduced = optax.chain(mean, _adamw(optimizer, steps, memory))
     else:
         mean = compressed_mean(_compressor(communication), axis_name, **shared)
         reduced = optax.chain(mean, _adamw(optimizer, steps, memory))

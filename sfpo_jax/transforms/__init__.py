@@ -17,6 +17,8 @@ from sfpo_jax.transforms._in_place import (
     InPlaceTransformation as InPlaceTransformation,
 )
 from sfpo_jax.transforms._in_place import apply_gradients as apply_gradients
+from sfpo_jax.transforms._low_rank_mean import LowRankMeanState as LowRankMeanState
+from sfpo_jax.transforms._low_rank_mean import low_rank_mean as low_rank_mean
 from sfpo_jax.transforms._onebit_adam import onebit_adam as onebit_adam
 from sfpo_jax.transforms._onebit_adam import (
     scale_by_onebit_adam as scale_by_onebit_adam,

@@ -29,6 +29,44 @@ def test_a_compressor_says_what_its_payload_takes() -> None:
     assert method.sent_bytes(10_000, 2) == payload
 
 
+SHAPES = [(1000, 500), (10, 10, 30), (500,), (4, 4)]
+LOW_RANK = methods(rank=4, shapes=SHAPES)["low_rank"]
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_factors_of_low_rank_send_what_the_shapes_say(ranks: int) -> None:
+    entries = 500_000 + 3_000 + 500 + 16
+    # 4 (1000 + 500) and 4 (100 + 30) numbers; the vector and the small matrix whole.
+    sent = 4 * (6000 + 520 + 500 + 16)
+    share = 2 * (ranks - 1) / ranks
+    assert LOW_RANK.sent_bytes(entries, ranks) == pytest.approx(share * sent)
+    assert LOW_RANK.codec(1e9).seconds(10**6) > 0
+    # P, Q and the scalar follow one another, each there and back around a ring.
+    assert LOW_RANK.messages(ranks) == 3 * 2 * (ranks - 1)
+
+
+def test_factors_of_low_rank_go_by_all_reduce() -> None:
+    link = Link(latency=0.0, bandwidth=2e6, exchange=1e6)
+    found = estimate(LOW_RANK, 503_516, 2, link, FREE)
+    assert found.network == pytest.approx(LOW_RANK.sent_bytes(503_516, 2) / 2e6)
+
+
+def test_factors_of_low_rank_of_all_buckets_travel_together() -> None:
+    link, among = Link(1e-3, 1e8), {"low_rank": LOW_RANK}
+    one, two = (choose_method(x, 2, link, 1e11, among) for x in (9000, [4000, 5000]))
+    assert two.estimates == one.estimates
+
+
+def test_factors_of_low_rank_must_be_asked_for() -> None:
+    assert tuple(methods()) == tuple(methods(shapes=SHAPES)) == NAMES
+    assert tuple(methods(rank=4, shapes=SHAPES)) == (*NAMES, "low_rank")
+    labels = [m.label for m in methods(rank=4, shapes=SHAPES).values()]
+    assert labels[0] == "dense" and labels[-1] == "low_rank(4)"
+    assert len(set(labels)) == len(labels)
+    with pytest.raises(ValueError, match="`shapes` must be given with `rank` 4"):
+        methods(rank=4)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_formula(name: str) -> None:
     method, ranks, entries = methods()[name], 4, 300_000

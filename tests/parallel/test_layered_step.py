@@ -156,6 +156,10 @@ def onebit(axis: Any) -> Any:
     )
 
 
+def low_rank(axis: Any) -> Any:
+    return optax.chain(sfpo.low_rank_mean(2, axis), optax.adamw(1e-3))
+
+
 def chain(axis: Any) -> Any:
     return optax.chain(
         sfpo.sparsify(0.6, error_feedback=True, axis_name=axis),
@@ -205,6 +209,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], str | None, dict[str, Any]]] = {
     ),
     "onebit_adam": (onebit, "data", {}),
     "onebit_adam between nodes, clipped": (onebit, "node", {"max_norm": 0.5}),
+    "low_rank_mean and adamw": (low_rank, "data", {}),
     "sparsify and onebit_adam": (chain, "data", {"skip_nonfinite": True}),
     "adamw8bit": (eightbit, None, {"recompute": ()}),
 }

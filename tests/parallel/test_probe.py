@@ -41,8 +41,8 @@ def kept(tmp_path: Path) -> dict[str, Any]:
 def test_measured_once_and_kept(
     mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = methods()
-    few = {name: known[name] for name in ("dense", "int8", "sign")}
+    known = methods(rank=2, shapes=[(64, 64)])
+    few = {name: known[name] for name in ("dense", "int8", "sign", "low_rank")}
     found = find_links(mesh, methods=few)
     assert list(found.links) == ["node", "data"]
     assert set(found.sources.values()) == {"measured"}
@@ -53,7 +53,8 @@ def test_measured_once_and_kept(
     for codec in found.codecs.values():
         assert [n for n, _ in codec.points] == [1 << 10, 1 << 12]
         assert all(0 <= seconds < 10 for _, seconds in codec.points)
-    assert len(kept(tmp_path)) == 2 + 3
+    assert len(kept(tmp_path)) == 2 + 4
+    assert "codec low_rank(2)" in kept(tmp_path)
     # Not measured again, and numbers come back as they were.
     with monkeypatch.context() as patch:
         patch.setattr(_links, "probe_link", None)

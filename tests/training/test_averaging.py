@@ -1,5 +1,6 @@
 """From links to the axes that are exact, the axes that are compressed, and how."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ CODECS = {
     "int8": Codec(((0, 1e-4),)),
     "sign": Codec(((0, 5e-4),)),
     "sparse_sign": Codec(((0, 1.0),)),
+    "low_rank": Codec(((0, 6e-4),)),
 }
 
 
@@ -60,7 +62,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
         return Links(
             {a: Link(1e-5, given.get(a, 1e9)) for a in wide},
             {a: "given" if a in given else "measured" for a in wide},
-            {} if methods is None else CODECS,
+            {name: CODECS[name] for name in methods or ()},
         )
 
     monkeypatch.setattr(averaging, "find_links", find)
@@ -120,6 +122,23 @@ def test_auto_takes_the_fastest_and_says_why(
     assert is_exact == (algorithm != "none")
 
 
+def test_auto_takes_factors_of_low_rank_where_it_may(mesh: Mesh) -> None:
+    reasons = []
+    for may, algorithm in ((False, "1bit_adam"), (True, "low_rank")):
+        given = section("auto", node=SLOW, data=FAST)
+        chosen = dataclasses.replace(given.compression, auto_low_rank=may)
+        given = dataclasses.replace(given, compression=chosen)
+        settled, reasons = settle(given, mesh, SHAPES)
+        assert settled.compression.algorithm == algorithm
+        assert any("low_rank" in reason for reason in reasons) == may
+        assert settle(settled, mesh, SHAPES)[0] == settled
+    # A quarter of the rows, (256, 1024): 2 * 1280 numbers and the vector's 1024.
+    entries, sent = 263_168, 4 * (2 * 1280 + 1024)
+    network = sent / 12.5e6 + 3 * 2 * 1e-5
+    assert f"{entries:,} entries" in reasons[-2]
+    assert f"network {1e3 * network:.3g} ms" in reasons[-2]
+
+
 def test_auto_alone_measures_and_cuts_nothing(mesh: Mesh, measured: list) -> None:
     settled, reasons = settle(section("auto", enable=False), mesh, SHAPES)
     assert measured == [{}]
@@ -168,6 +187,15 @@ def test_an_optimizer_is_not_made_of_auto() -> None:
             ["did you mean `topology_aware.enable`"],
         ),
         ({"compression": {"algorithm": "Auto"}}, ["'auto'?"]),
+        (
+            {"compression": {"rank": 0}},
+            ["`communication.compression.rank` must be at least 1", "got 0", "usual"],
+        ),
+        ({"compression": {"rank": 1.5}}, ["`compression.rank`", "whole number"]),
+        (
+            {"compression": {"auto_lowrank": True}},
+            ["did you mean `compression.auto_low_rank`"],
+        ),
     ],
 )
 def test_what_is_refused(values: dict[str, Any], words: list[str]) -> None:

@@ -85,6 +85,16 @@ def test_compressed_gradients_stay_close_to_the_reference(algorithm: str) -> Non
     assert 0.0 < difference(run(algorithm)[0], run("none")[0]) < 1e-2
 
 
+def test_factors_of_low_rank_follow_the_reference_where_they_can() -> None:
+    # The gradient of the matrix, a plane over its rows and columns, is of rank 2.
+    plain = run("none")[0]
+    params, state = run("low_rank")
+    assert 0.0 < difference(params, plain) < 1e-4
+    assert [x.shape for x in jax.tree.leaves(state[0].basis)] == [(64, 2)]
+    _, state = run("low_rank", rank=1, error_feedback=False)
+    assert [x.shape for x in jax.tree.leaves(state[0])] == [(64, 1)]
+
+
 @pytest.mark.parametrize("algorithm", ["1bit_adam", "sparse_1bit"])
 def test_the_warm_up_of_one_bit_is_the_reference(algorithm: str) -> None:
     inside = run(algorithm, warmup=0.3)[0]
@@ -166,7 +176,7 @@ def test_refreshing_steps_move_the_variance() -> None:
     assert changed == [True, True, False, False, True, False, False, True]
 
 
-@pytest.mark.parametrize("algorithm", ["none", "bf16", "int8"])
+@pytest.mark.parametrize("algorithm", ["none", "bf16", "int8", "low_rank"])
 def test_adamw_has_no_packed_moment(algorithm: str) -> None:
     expected = f"`memory.mu_dtype` must be.*{algorithm}.*1bit_adam"
     with pytest.raises(ValueError, match=expected):
@@ -193,7 +203,9 @@ def entry_types(algorithm: str, memory: Memory) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("algorithm", ["none", "bf16", "1bit_adam", "sparse_1bit"])
+@pytest.mark.parametrize(
+    "algorithm", ["none", "bf16", "1bit_adam", "sparse_1bit", "low_rank"]
+)
 def test_states_of_one_byte(algorithm: str) -> None:
     int8 = Memory(mu_dtype="int8", nu_dtype="int8", error_dtype="int8")
     expected = {"mu": {"int8", "float32"}, "nu": {"uint8", "float32"}}

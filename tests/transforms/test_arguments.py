@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 
 import sfpo_jax as sfpo
@@ -36,6 +37,10 @@ def eight(learning_rate: float = 1e-3, **arguments: Any) -> Any:
 
 def mean(**arguments: Any) -> Any:
     return sfpo.compressed_mean(sfpo.compression.sign(), None, **arguments)
+
+
+def factors(rank: Any = 2, **arguments: Any) -> Any:
+    return sfpo.low_rank_mean(rank, None, **arguments)
 
 
 # What is called, the argument, its value, what the message says of the way out.
@@ -91,6 +96,10 @@ CASES: list[tuple[Callable[..., Any], str, Any, str]] = [
     (sfpo.clip_by_global_norm, "max_norm", NAN, "(0, inf]"),
     (mean, "error_dtype", "float16", "bfloat16"),
     (mean, "bucket_size", "1GiBit", "GiB"),
+    (factors, "rank", 0, "at least 1"),
+    (factors, "rank", 2.5, "whole number"),
+    (factors, "min_compression", 0.5, "[1, inf]"),
+    (factors, "error_dtype", "float16", "bfloat16"),
 ]
 
 
@@ -144,6 +153,13 @@ def test_a_packed_moment_has_no_dense_steps() -> None:
     with pytest.raises(ValueError) as error:
         adam(mu_dtype="packed", refresh_every=16)
     check(error, "refresh_every", "None", 'mu_dtype="packed"', "16")
+
+
+@pytest.mark.parametrize("name", ["rank", "min_compression"])
+def test_what_shapes_depend_on_is_no_array(name: str) -> None:
+    with pytest.raises(ValueError) as error:
+        factors(**{name: jnp.float32(2)})
+    check(error, name, "static_args", "2")
 
 
 def test_what_is_in_range_passes() -> None:

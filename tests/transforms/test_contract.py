@@ -57,6 +57,10 @@ ROWS = {
     "compressed_mean": Row(
         sfpo.compressed_mean, {}, {"compressor": sfpo.compression.sign()}
     ),
+    # What shapes depend on cannot be traced, and Optax's integers compile twice.
+    "low_rank_mean": Row(
+        sfpo.low_rank_mean, {}, {"rank": 1, "min_compression": 1.5, "seed": 3}
+    ),
     "scale_by_onebit_adam": Row(sfpo.scale_by_onebit_adam, ADAM, WARMUP),
     "onebit_adam": Row(sfpo.onebit_adam, RATED, WARMUP),
     "onebit_adam, packed": Row(

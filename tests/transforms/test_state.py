@@ -38,6 +38,7 @@ WRAPPED = {
     "compressed_mean": optax.chain(
         sfpo.compressed_mean(sfpo.compression.sign(), "data"), optax.sgd(0.1)
     ),
+    "low_rank_mean": optax.chain(sfpo.low_rank_mean(2, "data"), optax.sgd(0.1)),
     "adam": optax.adam(0.1),
 }
 
@@ -93,11 +94,12 @@ def test_init_without_the_mesh_says_what_to_do() -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["onebit_adam", "compressed_mean"])
+@pytest.mark.parametrize("name", ["onebit_adam", "compressed_mean", "low_rank_mean"])
 def test_gradients_that_are_reduced_already_are_noticed(name: str, mesh8: Mesh) -> None:
     makers: dict[str, Any] = {
         "onebit_adam": sfpo.onebit_adam(0.1, warmup_steps=3, axis_name="data"),
         "compressed_mean": sfpo.compressed_mean(sfpo.compression.sign(), "data"),
+        "low_rank_mean": sfpo.low_rank_mean(1, "data"),
     }
     tx = makers[name]
 
