@@ -9,6 +9,7 @@ from sfpo_jax.memory import plan as plan
 from sfpo_jax.parallel import LayeredModel as LayeredModel
 from sfpo_jax.parallel import Operator as Operator
 from sfpo_jax.parallel import column_parallel as column_parallel
+from sfpo_jax.parallel import join_hosts as join_hosts
 from sfpo_jax.parallel import make_layered_train_step as make_layered_train_step
 from sfpo_jax.parallel import make_mesh as make_mesh
 from sfpo_jax.parallel import make_train_step as make_train_step

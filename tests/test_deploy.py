@@ -9,7 +9,7 @@ import yaml
 
 from experiments.command import spelled_out
 from experiments.vit_run import Config
-from sfpo_jax.parallel._hosts import _find_place
+from sfpo_jax.parallel._join import _find_place
 from sfpo_jax.training import load_config
 
 ROOT = Path(__file__).parents[1]

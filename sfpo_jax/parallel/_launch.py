@@ -14,7 +14,7 @@ from types import FrameType
 from typing import IO
 
 from sfpo_jax._validate import check_at_least
-from sfpo_jax.parallel._hosts import COORDINATOR, HOSTS, RANK
+from sfpo_jax.parallel._join import COORDINATOR, HOSTS, RANK
 
 # What the others get to end by themselves when one has failed: longer than the
 # watchdog needs to name it.

@@ -18,7 +18,7 @@ import jax
 import pytest
 
 from sfpo_jax.parallel import Hosts, current_hosts, join_hosts
-from sfpo_jax.parallel._hosts import _find_place
+from sfpo_jax.parallel._join import _find_place
 from sfpo_jax.training import Checkpoints
 from tests.hosts_table import Table
 
