@@ -114,6 +114,7 @@ class Hosts:
             elif answer != parameters(self._options.model()):
                 raise RuntimeError(f"PyTorch's network has {answer:,} parameters")
         if "auto" in self.names:
+            self._say(f"{self.count} hosts: measuring codecs")
             self._groups["auto"].ask("codecs")
 
     def limit(self, bits: float | None) -> str | None:

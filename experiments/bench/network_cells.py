@@ -65,7 +65,7 @@ class Row(NamedTuple):
     own: float | None  # likewise, against the same optimizer alone
     mean_communication: float  # over a run, with the dense steps of SFPO
     sent: float  # that the interface counted
-    payload: float  # likewise, less the headers
+    payload: float  # likewise, less the headers and the barriers
     mean_sent: float  # over a run
     wire: float | None  # of `step.wire_bytes`
     formula: float | None  # 2 (N - 1) / N x what the method says
@@ -96,7 +96,10 @@ def _row(cell: Cell, alone: Cell, own: Cell | None, batch: int, parameters: int)
     step = statistics.median(_each(cell, "seconds"))
     spent = difference(cell, alone)
     sent, mean_spent = statistics.median(_each(cell, "bytes")), spent
+    # What computing alone sends are the barriers around a step.
+    own_bytes = sent - statistics.median(_each(alone, "bytes"))
     packets = statistics.median(_each(cell, "packets"))
+    packets -= statistics.median(_each(alone, "packets"))
     mean_sent = sent
     if of.has_warmup:
         rest = 1 - DENSE_STEPS
@@ -118,7 +121,7 @@ def _row(cell: Cell, alone: Cell, own: Cell | None, batch: int, parameters: int)
         own=difference(cell, own) if is_onebit and own else None,
         mean_communication=mean_spent,
         sent=sent,
-        payload=sent - HEADER * packets,
+        payload=own_bytes - HEADER * packets,
         mean_sent=mean_sent,
         wire=cell["wire"],
         formula=formula,

@@ -6,7 +6,7 @@ Joins the others, and answers the orders on its input (`network_host.serve`).
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,7 +78,7 @@ def make_tx(name: str, spec: Spec, axis: str | None) -> optax.GradientTransforma
 class Program(NamedTuple):
     """A compiled step of a contender."""
 
-    step: Any
+    start: Callable[[], Any]  # the state before the first step
     compiled: Any  # (state, batch) -> (state, metrics)
     sharding: NamedSharding  # of the batch
     wire: dict[str, int]  # bytes a host sends, by phase
@@ -105,7 +105,7 @@ class JaxContestant:
     def begin(self, name: str, spec: Spec) -> None:
         """See there."""
         self._at = self.program(name, spec)
-        self._state = self._at.step.init(self._params)
+        self._state = self._at.start()
 
     def program(self, name: str, spec: Spec) -> Program:
         """The step of a contender, compiled when it is first asked for."""
@@ -133,7 +133,11 @@ class JaxContestant:
         step.compiled_text = lambda state, batch: text
         phases = ("warmup", "compressed")
         wire = {x: sum(step.wire_bytes(state, batch, x).values()) for x in phases}
-        return Program(step, compiled, sharding, wire)
+        # `step.init` would be compiled again in each turn. NumPy's arrays are taken
+        # for the same on all hosts, which JAX's own of one host are not.
+        first = step.init(self._params)
+        copy = jax.jit(lambda state: jax.tree.map(jnp.copy, state))
+        return Program(lambda: copy(first), compiled, sharding, wire)
 
     def step(self, images: np.ndarray, labels: np.ndarray) -> float:
         """See there."""
