@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,12 @@ class Group:
         for child in self._children:
             child.kill()
             child.wait()
+        # Whoever still waits for a line has got its end.
         self._threads.shutdown()
+        for child in self._children:
+            child.stdout.close()
+            with suppress(BrokenPipeError):
+                child.stdin.close()
 
     def ask(self, do: str, **arguments: Any) -> list[Any]:
         """The answers of all hosts to an order.

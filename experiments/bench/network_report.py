@@ -152,7 +152,7 @@ def _draw_steps(axis: Axes, rows: Sequence[Row]) -> None:
     """A group of bars for each link, of the smallest number of hosts."""
     hosts = min((row.hosts for row in rows), default=0)
     mine = [r for r in rows if r.hosts == hosts and r.contender in _COLORS]
-    links = [x for x in dict.fromkeys(r.link for r in mine)]
+    links = list(dict.fromkeys(r.link for r in mine))
     names = [n for n in _COLORS if any(r.contender == n for r in mine)]
     height = 0.8 / max(1, len(names))
     for place, name in enumerate(names):
@@ -167,7 +167,8 @@ def _draw_steps(axis: Axes, rows: Sequence[Row]) -> None:
     axis.invert_yaxis()
     axis.set_xlabel("communication of a step, ms")
     axis.set_title(f"{hosts} hosts", fontsize=10)
-    axis.legend(fontsize=7, frameon=False)
+    if names:
+        axis.legend(fontsize=7, frameon=False)
     _plain(axis, "x")
 
 

@@ -57,7 +57,7 @@ def turn(seconds: float, sent: float, first: tuple[float, float]) -> dict[str, A
     return {
         "seconds": [first[0], seconds, seconds],
         "bytes": [first[1], sent, sent],
-        "packets": [10, 10, 10],
+        "packets": [10 if sent else 0] * 3,
     }
 
 
@@ -302,7 +302,9 @@ def test_two_hosts_over_loopback(tmp_path: Path) -> None:
     assert len(points) == 4 and points[-1]["loss"] > 0
 
 
-def test_a_host_that_ends_is_named(tmp_path: Path) -> None:
+def test_a_host_that_ends_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     lab = Loopback(1)
     (tmp_path / "host_that_ends.py").write_text("raise SystemExit('gone')\n")
     started: list[Any] = []
@@ -311,7 +313,7 @@ def test_a_host_that_ends_is_named(tmp_path: Path) -> None:
         started.append(subprocess.Popen(command, cwd=tmp_path, **options))
         return started[-1]
 
-    lab.start = start  # type: ignore[method-assign]
+    monkeypatch.setattr(lab, "start", start)
     given = (1, 1, tmp_path / "task.npz", tmp_path)
     with (
         Group(lab, sys.executable, "host_that_ends", *given) as group,
