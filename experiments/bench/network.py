@@ -46,6 +46,7 @@ _WARMUP = 0.12  # dense steps of SFPO, share of a run
 _FIRST_STEPS = 3  # PowerSGD's hook sends the first two densely
 
 Results = dict[str, Any]
+Save = Callable[[], None]
 
 
 class Hosts:
@@ -129,9 +130,12 @@ class Hosts:
         self._wire |= {"auto": wire["auto"]}
         return answer["reasons"]
 
-    def measure(self, link: str, names: Sequence[str]) -> list[dict[str, Any]]:
-        """A cell for each contender, taking turns in rounds."""
+    def measure(
+        self, link: str, names: Sequence[str], results: Results, save: Save
+    ) -> None:
+        """A cell for each contender, taking turns in rounds; saved after each."""
         cells = {name: self._cell(link, name) for name in names}
+        results["cells"] += cells.values()
         for place in range(self._options.rounds):
             for name in names:
                 group, steps = self._groups[name], self._options.steps + 1
@@ -149,7 +153,7 @@ class Hosts:
                 f"{self.count} hosts, {link}, round {place + 1}, s: "
                 f"{', '.join(medians)}"
             )
-        return list(cells.values())
+            save()
 
     def _cell(self, link: str, name: str) -> dict[str, Any]:
         wire = self._wire.get(name, {}).get("compressed")
@@ -183,7 +187,7 @@ def measure(
     labs: Callable[[int], Namespaces | Loopback],
     torch_python: str | None,
     results: Results,
-    save: Callable[[], None],
+    save: Save,
 ) -> None:
     """Fills in the results, and saves them whenever there is something new."""
     is_limited = labs is not Loopback
@@ -198,8 +202,7 @@ def measure(
                 hosts.prepare()
                 for link, bits in options.links().items():
                     if bits is None or is_limited:
-                        _one_link(hosts, link, bits, hosts.names, results)
-                        save()
+                        _one_link(hosts, link, bits, hosts.names, results, save)
                 if count == 2 and is_limited:
                     _chosen_links(hosts, results, save)
                 if count == 2 and options.train_steps:
@@ -207,17 +210,22 @@ def measure(
 
 
 def _one_link(
-    hosts: Hosts, link: str, bits: float | None, names: Sequence[str], results: Results
+    hosts: Hosts,
+    link: str,
+    bits: float | None,
+    names: Sequence[str],
+    results: Results,
+    save: Save,
 ) -> None:
     reasons = hosts.limit(bits)
     if reasons:
         _say(f"auto, {link}: {reasons}")
         results["auto"].append({"hosts": hosts.count, "link": link, "reasons": reasons})
     results["links"][link] = bits
-    results["cells"] += hosts.measure(link, names)
+    hosts.measure(link, names, results, save)
 
 
-def _chosen_links(hosts: Hosts, results: Results, save: Callable[[], None]) -> None:
+def _chosen_links(hosts: Hosts, results: Results, save: Save) -> None:
     """The two bandwidths of which the promises speak, found by how dense fares."""
     if not set(_TRIALS) <= set(hosts.names):
         return
@@ -240,8 +248,7 @@ def _chosen_links(hosts: Hosts, results: Results, save: Callable[[], None]) -> N
             _say(f"{link}: {error}")
             continue
         _say(f"{link}: {link_name(bits)}")
-        _one_link(hosts, link, bits, _TRIALS, results)
-        save()
+        _one_link(hosts, link, bits, _TRIALS, results, save)
 
 
 def _runs(
@@ -249,7 +256,7 @@ def _runs(
     options: Options,
     is_limited: bool,
     results: Results,
-    save: Callable[[], None],
+    save: Save,
 ) -> None:
     """Test accuracy over time, of all contenders that communicate."""
     hosts.limit(options.train_bits() if is_limited else None)

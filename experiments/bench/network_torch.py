@@ -32,6 +32,7 @@ nn, dist, functional = torch.nn, torch.distributed, torch.nn.functional
 TIMING = Spec(rate=1e-3, steps=0, warmup=1)
 # PowerSGD's hook wants two dense steps at least.
 _POWERSGD_START = 2
+_ONE_BUCKET_MB = 1024
 
 
 class Block(nn.Module):
@@ -102,7 +103,11 @@ def make_model(name: str, digits: Digits) -> Any:
     model = ViT(digits)
     if name == "torch_alone":
         return model
-    model = nn.parallel.DistributedDataParallel(model)
+    # The collectives that PowerSGD's hook starts for one bucket when those before have
+    # ended may overtake another bucket's on one host and not on the next, and Gloo
+    # fails by "Received data size doesn't match expected size": one bucket for all.
+    cap = _ONE_BUCKET_MB if name.startswith("torch_powersgd") else None
+    model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=cap)
     package = "torch.distributed.algorithms.ddp_comm_hooks"
     if name == "torch_fp16":
         hooks = importlib.import_module(f"{package}.default_hooks")
