@@ -13,6 +13,7 @@ import dataclasses
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import tempfile
@@ -315,4 +316,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    # Ended from outside it takes its namespaces away, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main(sys.argv[1:]))
