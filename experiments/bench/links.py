@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.bench.two_hosts import TwoHosts, problem
+from experiments.bench.namespaces import Namespaces, problem
 from sfpo_jax.collectives import Codec, Link, choose_method, methods
 from sfpo_jax.training import exit_on_config_error, load_config
 
@@ -75,7 +75,7 @@ def measure() -> dict[str, Any]:
     module = [sys.executable, "-m", "experiments.bench.links_child"]
     # One thread each: the two hosts share the cores of one machine.
     environ = os.environ | {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-    with TwoHosts() as hosts:
+    with Namespaces(2) as hosts:
         children = [
             hosts.start(
                 rank,

@@ -4,9 +4,9 @@ import subprocess
 
 import pytest
 
-from experiments.bench import links, two_hosts
+from experiments.bench import links, namespaces
 from experiments.bench.links import LIMIT, make_row, markdown
-from experiments.bench.two_hosts import TwoHosts, problem
+from experiments.bench.namespaces import Namespaces, problem
 from sfpo_jax.collectives import Codec, Link, methods
 
 CODECS = {name: Codec(((0, 0.0), (10**6, 0.001))) for name in methods()}
@@ -38,7 +38,7 @@ def test_without_root_it_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(links, "measure", None)
-    monkeypatch.setattr(two_hosts.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
     assert links.main([]) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1
@@ -46,23 +46,23 @@ def test_without_root_it_says_so(
 
 
 def test_missing_programs_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_hosts.os, "geteuid", lambda: 0)
-    monkeypatch.setattr(two_hosts.shutil, "which", lambda name: None)
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(namespaces.shutil, "which", lambda name: None)
     assert problem() == "ip and tc not found: install iproute2"
 
 
-@pytest.mark.skipif(problem() is not None, reason=f"no two hosts: {problem()}")
-def test_two_hosts_reach_each_other_and_leave_nothing() -> None:
+@pytest.mark.skipif(problem() is not None, reason=f"no hosts: {problem()}")
+def test_hosts_have_links_and_leave_nothing() -> None:
     def names() -> str:
         listed = ["ip", "netns", "list"]
         return subprocess.run(listed, capture_output=True, text=True).stdout
 
-    hosts = TwoHosts()
+    hosts = Namespaces(3)
     try:
         hosts.__enter__()
     except OSError as error:
         pytest.skip(f"no namespaces: {error}")
-    own = hosts._names[0]
+    own = hosts.names[0]
     try:
         hosts.limit(1e8)
         shown = subprocess.run(
@@ -70,8 +70,8 @@ def test_two_hosts_reach_each_other_and_leave_nothing() -> None:
         )
         assert "rate 100Mbit" in shown.stdout
         hosts.limit(None)
-        child = hosts.start(1, ["cat", "/etc/hosts"], stdout=subprocess.PIPE)
-        assert b"10.231.77.2" in child.communicate()[0]
+        child = hosts.start(2, ["cat", "/etc/hosts"], stdout=subprocess.PIPE)
+        assert b"10.231.77.3" in child.communicate()[0]
         assert own in names()
     finally:
         hosts.__exit__(None, None, None)
