@@ -12,6 +12,7 @@ from sfpo_jax.collectives._axis import varies as varies
 from sfpo_jax.collectives._axis import vary as vary
 from sfpo_jax.collectives._axis import varying_axes as varying_axes
 from sfpo_jax.collectives._axis import widen as widen
+from sfpo_jax.collectives._buckets import WireLayout as WireLayout
 from sfpo_jax.collectives._buckets import plan_buckets as plan_buckets
 from sfpo_jax.collectives._cost import LATENCY as LATENCY
 from sfpo_jax.collectives._cost import Choice as Choice

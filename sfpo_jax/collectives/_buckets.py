@@ -10,6 +10,7 @@ of their longest, at the cuts that send the fewest bytes.
 
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from sfpo_jax.compression import Compressor
@@ -17,6 +18,40 @@ from sfpo_jax.kernels import Bucket, Piece, RowGroup
 
 # Each width is one more compiled encode and decode; a fifth saves under 1 % of bytes.
 _MAX_WIDTHS = 4
+
+
+@jax.tree_util.register_static
+class WireLayout:
+    """How leaves lie on the wire, for any number of ranks; a pytree without leaves.
+
+    Args:
+      sizes: entries of each leaf, all positive.
+      compressor: whose blocks and row sizes decide the layout.
+      bucket_entries: entries at which a bucket is closed.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], compressor: Compressor, bucket_entries: int
+    ) -> None:
+        self._sizes, self._compressor = tuple(sizes), compressor
+        self._entries = bucket_entries
+
+    def buckets(self, ranks: int) -> tuple[Bucket, ...]:
+        """`plan_buckets` for so many ranks."""
+        return plan_buckets(self._sizes, self._compressor, ranks, self._entries)
+
+    def _key(self) -> tuple[object, ...]:
+        # All that the layout depends on; functions made twice are never equal.
+        codec = self._compressor
+        block = codec.block_size
+        size = codec.row_bytes(block), codec.alignment
+        return (self._sizes, codec.name, block, size, self._entries)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WireLayout) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
 
 
 def plan_buckets(

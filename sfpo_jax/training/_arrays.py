@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,20 +52,31 @@ def save_arrays(path: Path, state: Any) -> None:
         checkpointer.save(path, args=ocp.args.PyTreeSave(_by_number(state)))
 
 
-def restore_arrays(path: Path, template: Any) -> Any:
+def restore_arrays(path: Path, template: Any, shapes: Sequence[tuple[int, ...]]) -> Any:
     """Reads what `save_arrays` wrote of a tree of the template's leaves.
 
     Orbax casts where the dtypes differ, so they are compared before.
+
+    Args:
+      path: the folder.
+      template: whose shardings the arrays get.
+      shapes: of all leaves as they were saved; one that is not the template's comes
+        back whole, as an array of the host.
     """
     import orbax.checkpoint as ocp
 
     wanted = _by_number(template)
-    arguments = {
-        name: ocp.ArrayRestoreArgs(
+
+    def arguments_of(name: str, x: jax.Array) -> Any:
+        saved = shapes[int(name)]
+        # A key is saved as the integers it consists of.
+        if saved != jax.tree.leaves(template)[int(name)].shape:
+            return ocp.RestoreArgs(restore_type=np.ndarray)
+        return ocp.ArrayRestoreArgs(
             sharding=x.sharding, global_shape=x.shape, dtype=x.dtype
         )
-        for name, x in wanted.items()
-    }
+
+    arguments = {name: arguments_of(name, x) for name, x in wanted.items()}
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         found = checkpointer.restore(
             path, args=ocp.args.PyTreeRestore(wanted, restore_args=arguments)
@@ -81,6 +92,17 @@ def restore_arrays(path: Path, template: Any) -> Any:
             empty = np.zeros(leaf.shape, leaf.dtype)
             leaves[number] = jax.device_put(empty, leaf.sharding)
     return treedef.unflatten(leaves)
+
+
+def place_as(tree: Any, template: Any) -> Any:
+    """Arrays of the host on the devices of the template's; others as they are."""
+
+    def place(x: Any, like: jax.Array) -> jax.Array:
+        if isinstance(x, jax.Array):
+            return x
+        return jax.make_array_from_callback(like.shape, like.sharding, x.__getitem__)
+
+    return jax.tree.map(place, tree, template)
 
 
 def _by_number(state: Any) -> dict[str, jax.Array]:

@@ -14,10 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from sfpo_jax._validate import check_at_least
 from sfpo_jax.parallel import current_hosts
 from sfpo_jax.training._arrays import (
     check_arrays,
+    place_as,
     reserve,
     restore_arrays,
     save_arrays,
@@ -32,6 +35,7 @@ from sfpo_jax.training._manifest import (
     verify,
     write_manifest,
 )
+from sfpo_jax.transforms import is_per_rank, reshare
 
 _STEP = re.compile(r"step_([0-9]+)")
 _SAVING, _DELETING = ".saving-", ".deleting-"
@@ -171,6 +175,9 @@ class Checkpoints:
     def restore(self, template: Any) -> Restored | None:
         """Reads the newest checkpoint whose every byte is as it was written.
 
+        Residuals of another number of ranks are shared anew, see `transforms.reshare`;
+        all else must have the template's shapes.
+
         Args:
           template: a state of the same structure, shapes and dtypes; the arrays of
             the result are sharded as its are.
@@ -194,9 +201,15 @@ class Checkpoints:
                     f"going on from step {step}"
                 )
             manifest = read_manifest(folder)
-            check_leaves(manifest.leaves, describe(template), str(folder))
+            wanted = describe(template)
+            check_leaves(manifest.leaves, wanted, str(folder), _of_ranks(template))
             rest = json.loads((folder / _REST).read_text(encoding="utf-8"))
-            return Restored(restore_arrays(folder / _ARRAYS, template), **rest)
+            held = {leaf.path: leaf.shape for leaf in manifest.leaves}
+            shapes = [held[leaf.path] for leaf in wanted]
+            state = restore_arrays(folder / _ARRAYS, template, shapes)
+            if shapes != [leaf.shape for leaf in wanted]:
+                state = place_as(reshare(state, template), template)
+            return Restored(state, **rest)
         if damaged:
             raise CheckpointError(
                 f"no checkpoint in {self.folder} can be used: {'; '.join(damaged)}. "
@@ -245,6 +258,17 @@ class Checkpoints:
             f"{cause or type(error).__name__}; {last}: free some space or keep fewer "
             "checkpoints, and resume."
         )
+
+
+def _of_ranks(template: Any) -> set[str]:
+    """Paths of the arrays of which each rank has its own."""
+    held, _ = jax.tree_util.tree_flatten_with_path(template, is_leaf=is_per_rank)
+    return {
+        jax.tree_util.keystr((*path, *rest))
+        for path, node in held
+        if is_per_rank(node)
+        for rest, _ in jax.tree_util.tree_leaves_with_path(node)
+    }
 
 
 def _begin(draft: Path, state: Any) -> None:

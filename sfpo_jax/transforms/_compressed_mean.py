@@ -14,12 +14,10 @@ from jax import lax
 
 from sfpo_jax.collectives import (
     AxisName,
-    Bucket,
+    WireLayout,
     all_finite,
     axis_names,
     axis_size,
-    mesh_axis_size,
-    plan_buckets,
     vary,
     varying_axes,
 )
@@ -92,18 +90,17 @@ def compressed_mean(
         "error_dtype", error_dtype, ("float32", "bfloat16", "float64", "int8")
     )
 
-    def buckets_of(chosen: Selection, ranks: int) -> tuple[Bucket, ...]:
-        return plan_buckets(chosen.sizes(), compressor, ranks, entries)
+    def layout_of(chosen: Selection) -> WireLayout:
+        return WireLayout(chosen.sizes(), compressor, entries)
 
     def init_fn(params: optax.Params) -> CompressedMeanState:
         if not error_feedback:
             return CompressedMeanState(PerRank(()), PerRank(()))
         chosen = select(params)
-        ranks = mesh_axis_size(axis_name)
         kept = (kind, chosen.working_dtype(), axis_name)
         worker = zeros_per_rank(chosen.shapes(), *kept)
-        server = zeros_server_error(buckets_of(chosen, ranks), ranks, *kept)
-        return CompressedMeanState(PerRank(chosen.state(worker)), PerRank(server))
+        server = zeros_server_error(layout_of(chosen), *kept)
+        return CompressedMeanState(PerRank(chosen.state(worker)), server)
 
     def update_fn(
         updates: optax.Updates,
@@ -127,7 +124,7 @@ def compressed_mean(
             return vary(nans, tuple(others)), vary(state, axis_name)
 
         def reduce() -> tuple[list[jax.Array], CompressedMeanState]:
-            buckets = buckets_of(chosen, axis_size(axis_name))
+            buckets = layout_of(chosen).buckets(axis_size(axis_name))
             server, errors, held = None, [], ()
             if error_feedback:
                 errors = own(chosen.read(state.worker_error.tree), axis_name)
@@ -145,7 +142,8 @@ def compressed_mean(
                 jax.tree.map(store, mean.server_error, held),
             )
             new = per_rank(new, axis_name)
-            return mean.leaves, CompressedMeanState(PerRank(new[0]), PerRank(new[1]))
+            held = state.server_error._replace(tree=new[1])
+            return mean.leaves, CompressedMeanState(PerRank(new[0]), held)
 
         if is_finite:
             means, state = reduce()

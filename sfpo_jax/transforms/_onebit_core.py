@@ -265,7 +265,9 @@ class OnebitAdam(OnebitArguments):
             server = own(state.server_error.tree, self.axis_name)
             server = jax.tree.map(store, found.server_error, server)
             state = state._replace(
-                server_error=PerRank(per_rank(server, self.axis_name))
+                server_error=state.server_error._replace(
+                    tree=per_rank(server, self.axis_name)
+                )
             )
         if self.is_packed:
             mu = found.payload

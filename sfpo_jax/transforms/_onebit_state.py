@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from sfpo_jax._validate import Scalar
-from sfpo_jax.collectives import AxisName, Bucket, mesh_axis_size, plan_buckets
+from sfpo_jax.collectives import AxisName, Bucket, WireLayout, mesh_axis_size
 from sfpo_jax.compression import Compressor
 from sfpo_jax.transforms._freeze import FreezeRule, FreezeState
 from sfpo_jax.transforms._moments import zeros_moment
@@ -66,7 +66,7 @@ class OnebitArguments:
         chosen = select(params)
         work = chosen.working_dtype()
         ranks = mesh_axis_size(self.axis_name)
-        buckets = self.buckets(chosen, ranks)
+        layout = self._layout(chosen)
 
         def zeros(kind: Any, signed: bool) -> Any:
             shapes = chosen.shapes()
@@ -75,12 +75,12 @@ class OnebitArguments:
             )
 
         kept = (self.error_dtype, work, self.axis_name)
-        worker, server = (), ()
+        worker, server = (), PerRank(())
         if self.has_feedback or self.is_packed:
             worker = chosen.state(zeros_per_rank(chosen.shapes(), *kept))
         if self.has_feedback:
-            server = zeros_server_error(buckets, ranks, *kept)
-        packed = self._empty_payloads(buckets, work)
+            server = zeros_server_error(layout, *kept)
+        packed = self._empty_payloads(layout.buckets(ranks), work)
         return ScaleByOnebitAdamState(
             count=jnp.zeros([], jnp.int32),
             freeze=self.freeze.init(),
@@ -88,12 +88,15 @@ class OnebitArguments:
             mu=packed if self.is_packed else zeros(self.mu_dtype, True),
             nu=zeros(self.nu_dtype, False),
             worker_error=PerRank(worker),
-            server_error=PerRank(server),
+            server_error=server,
         )
 
     def buckets(self, chosen: Selection, ranks: int) -> tuple[Bucket, ...]:
         """How leaves travel together."""
-        return plan_buckets(chosen.sizes(), self.compressor, ranks, self.bucket_entries)
+        return self._layout(chosen).buckets(ranks)
+
+    def _layout(self, chosen: Selection) -> WireLayout:
+        return WireLayout(chosen.sizes(), self.compressor, self.bucket_entries)
 
     def _empty_payloads(self, buckets: tuple[Bucket, ...], work: Any) -> Any:
         """Payloads of zeros, of every group of every bucket."""

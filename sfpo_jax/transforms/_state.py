@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from sfpo_jax.collectives import (
     AxisName,
-    Bucket,
+    WireLayout,
     axis_size,
     is_bound,
     mesh_axis_size,
@@ -29,9 +29,15 @@ class PerRank(NamedTuple):
 
     With an axis, every array in `tree` has a leading axis: the mesh axis' size where
     the state was made outside `shard_map`, 1 inside.
+
+    Attributes:
+      tree: the arrays.
+      layout: of the server's errors, a `WireLayout`; () for a rank's own errors, which
+        have the shapes of the leaves.
     """
 
     tree: Any
+    layout: Any = ()
 
 
 def is_per_rank(node: Any) -> bool:
@@ -85,10 +91,11 @@ def zeros_per_rank(
 
 
 def zeros_server_error(
-    buckets: Sequence[Bucket], ranks: int, kind: Any, work: Any, axis_name: AxisName
-) -> tuple[tuple[Any, ...], ...]:
+    layout: WireLayout, kind: Any, work: Any, axis_name: AxisName
+) -> PerRank:
     """The server error of each bucket's groups: this rank's rows, [rows / N, width]."""
-    return tuple(
+    ranks = mesh_axis_size(axis_name)
+    tree = tuple(
         tuple(
             zeros_per_rank(
                 [(group.rows // ranks, group.width) for group in bucket.groups],
@@ -97,8 +104,9 @@ def zeros_server_error(
                 axis_name,
             )
         )
-        for bucket in buckets
+        for bucket in layout.buckets(ranks)
     )
+    return PerRank(tree, layout)
 
 
 def own(arrays: Any, axis_name: AxisName) -> Any:
