@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,31 +52,28 @@ def save_arrays(path: Path, state: Any) -> None:
         checkpointer.save(path, args=ocp.args.PyTreeSave(_by_number(state)))
 
 
-def restore_arrays(path: Path, template: Any, shapes: Sequence[tuple[int, ...]]) -> Any:
+def restore_arrays(path: Path, template: Any) -> Any:
     """Reads what `save_arrays` wrote of a tree of the template's leaves.
 
     Orbax casts where the dtypes differ, so they are compared before.
 
     Args:
       path: the folder.
-      template: whose shardings the arrays get.
-      shapes: of all leaves as they were saved; one that is not the template's comes
-        back whole, as an array of the host.
+      template: arrays, whose shardings those of the result get, and ShapeDtypeStructs
+        for those that come back whole, as arrays of the host.
     """
     import orbax.checkpoint as ocp
 
     wanted = _by_number(template)
 
-    def arguments_of(name: str, x: jax.Array) -> Any:
-        saved = shapes[int(name)]
-        # A key is saved as the integers it consists of.
-        if saved != jax.tree.leaves(template)[int(name)].shape:
+    def arguments_of(x: Any) -> Any:
+        if isinstance(x, jax.ShapeDtypeStruct):
             return ocp.RestoreArgs(restore_type=np.ndarray)
         return ocp.ArrayRestoreArgs(
             sharding=x.sharding, global_shape=x.shape, dtype=x.dtype
         )
 
-    arguments = {name: arguments_of(name, x) for name, x in wanted.items()}
+    arguments = {name: arguments_of(x) for name, x in wanted.items()}
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         found = checkpointer.restore(
             path, args=ocp.args.PyTreeRestore(wanted, restore_args=arguments)
@@ -105,7 +102,7 @@ def place_as(tree: Any, template: Any) -> Any:
     return jax.tree.map(place, tree, template)
 
 
-def _by_number(state: Any) -> dict[str, jax.Array]:
+def _by_number(state: Any) -> dict[str, Any]:
     """The leaves that Orbax takes: none that is empty, keys as their integers."""
     return {
         f"{number:05d}": jax.random.key_data(leaf) if _is_key(leaf) else leaf
@@ -114,7 +111,7 @@ def _by_number(state: Any) -> dict[str, jax.Array]:
     }
 
 
-def _is_key(leaf: jax.Array) -> bool:
+def _is_key(leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-
 from sfpo_jax._validate import check_at_least
 from sfpo_jax.parallel import current_hosts
 from sfpo_jax.training._arrays import (
@@ -35,7 +33,7 @@ from sfpo_jax.training._manifest import (
     verify,
     write_manifest,
 )
-from sfpo_jax.transforms import is_per_rank, reshare
+from sfpo_jax.transforms import as_saved, reshare
 
 _STEP = re.compile(r"step_([0-9]+)")
 _SAVING, _DELETING = ".saving-", ".deleting-"
@@ -201,13 +199,11 @@ class Checkpoints:
                     f"going on from step {step}"
                 )
             manifest = read_manifest(folder)
-            wanted = describe(template)
-            check_leaves(manifest.leaves, wanted, str(folder), _of_ranks(template))
+            held = as_saved(template, {x.path: x.shape for x in manifest.leaves})
+            check_leaves(manifest.leaves, describe(held), str(folder))
             rest = json.loads((folder / _REST).read_text(encoding="utf-8"))
-            held = {leaf.path: leaf.shape for leaf in manifest.leaves}
-            shapes = [held[leaf.path] for leaf in wanted]
-            state = restore_arrays(folder / _ARRAYS, template, shapes)
-            if shapes != [leaf.shape for leaf in wanted]:
+            state = restore_arrays(folder / _ARRAYS, held)
+            if describe(held) != describe(template):
                 state = place_as(reshare(state, template), template)
             return Restored(state, **rest)
         if damaged:
@@ -258,17 +254,6 @@ class Checkpoints:
             f"{cause or type(error).__name__}; {last}: free some space or keep fewer "
             "checkpoints, and resume."
         )
-
-
-def _of_ranks(template: Any) -> set[str]:
-    """Paths of the arrays of which each rank has its own."""
-    held, _ = jax.tree_util.tree_flatten_with_path(template, is_leaf=is_per_rank)
-    return {
-        jax.tree_util.keystr((*path, *rest))
-        for path, node in held
-        if is_per_rank(node)
-        for rest, _ in jax.tree_util.tree_leaves_with_path(node)
-    }
 
 
 def _begin(draft: Path, state: Any) -> None:

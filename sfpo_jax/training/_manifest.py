@@ -8,7 +8,6 @@ with its place in the tree, its shape and its dtype, and the list with its own S
 import hashlib
 import json
 import os
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -138,20 +137,13 @@ def verify(folder: Path, manifest: Manifest) -> None:
             raise DamageError(f"{name}: its contents do not match its SHA-256")
 
 
-def check_leaves(
-    saved: list[Leaf],
-    wanted: list[Leaf],
-    where: str,
-    of_ranks: Collection[str] = (),
-) -> None:
+def check_leaves(saved: list[Leaf], wanted: list[Leaf], where: str) -> None:
     """Compares what a checkpoint holds with what is to be filled from it.
 
     Args:
       saved: from the manifest.
       wanted: `describe` of the state to fill.
       where: what to call the checkpoint in messages.
-      of_ranks: paths of arrays whose shape goes with the number of ranks and may
-        differ, but for the number of axes.
 
     Raises:
       CheckpointError: the first array that is missing, left over, or of another shape
@@ -165,8 +157,6 @@ def check_leaves(
             raise CheckpointError(f"{where} has no `{leaf.path}`: {remedy}")
         for what in ("shape", "dtype"):
             old, new = getattr(found, what), getattr(leaf, what)
-            if what == "shape" and leaf.path in of_ranks and len(old) == len(new):
-                continue
             if old != new:
                 raise CheckpointError(
                     f"{where} holds `{leaf.path}` of {what} {old}, wanted {new}: "

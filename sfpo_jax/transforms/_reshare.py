@@ -9,7 +9,7 @@ What the ranks have in common stays as it is. Of what each has of its own:
   apart into the leaves and cut anew.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ import numpy as np
 
 from sfpo_jax.collectives import WireLayout
 from sfpo_jax.kernels import Quantized
-from sfpo_jax.transforms._moments import load, store
+from sfpo_jax.transforms._moments import load, store, zeros_moment
 from sfpo_jax.transforms._state import PerRank, is_per_rank
 
 # Axes behind that of the ranks, of a server's error: rows and width.
@@ -30,7 +30,8 @@ def reshare(saved: Any, template: Any) -> Any:
 
     Args:
       saved: a state, of host arrays where its shapes differ from those of `template`.
-      template: a state of the same structure, of which shapes and dtypes are read.
+      template: a state of which shapes and dtypes are read; it has the same structure,
+        see `as_saved`.
 
     Returns:
       The state; what had to change as arrays of the host, float32 ones rounded once.
@@ -52,6 +53,74 @@ def reshare(saved: Any, template: Any) -> Any:
             for a, b in zip(old, new, strict=True)
         ]
     )
+
+
+def as_saved(template: Any, shapes: Mapping[str, tuple[int, ...]]) -> Any:
+    """A state as it was where arrays of these shapes were saved.
+
+    Args:
+      template: the state of the ranks there are now.
+      shapes: of the saved arrays, by `jax.tree_util.keystr` of their paths.
+
+    Returns:
+      The template, with ShapeDtypeStructs for what each rank has of its own where that
+      was of other ranks; errors of the server may be cut into other arrays.
+    """
+    nodes, treedef = jax.tree_util.tree_flatten_with_path(template, is_leaf=is_per_rank)
+    return treedef.unflatten(
+        [
+            _as_saved(node, jax.tree_util.keystr(path), shapes)
+            if is_per_rank(node)
+            else node
+            for path, node in nodes
+        ]
+    )
+
+
+def _as_saved(
+    node: PerRank, path: str, shapes: Mapping[str, tuple[int, ...]]
+) -> PerRank:
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(node)
+    if not leaves:
+        return node
+    saved = [shapes.get(path + jax.tree_util.keystr(own)) for own, _ in leaves]
+    if isinstance(node.layout, WireLayout):
+        if saved[0] is None or saved[0][-_ROWS - 1] == _ranks(node.tree):
+            return node
+        return node._replace(tree=_server_shapes(node, saved[0][-_ROWS - 1]))
+    return treedef.unflatten(
+        [
+            x
+            if shape is None or len(shape) != len(x.shape) or shape == x.shape
+            else jax.ShapeDtypeStruct(shape, x.dtype)
+            for shape, (_, x) in zip(saved, leaves, strict=True)
+        ]
+    )
+
+
+def _server_shapes(node: PerRank, ranks: int) -> Any:
+    """The tree of a server's errors of so many ranks, as ShapeDtypeStructs."""
+    like = jax.tree.leaves(node.tree, is_leaf=_is_kept)
+    stack = _shapes(like)[0][: -_ROWS - 1]
+    is_bytes = any(_is_kept(x) for x in like)
+    work = jnp.float32 if is_bytes else like[0].dtype
+
+    def shaped(rows: int, width: int) -> Any:
+        kind = jnp.dtype(jnp.int8) if is_bytes else work
+        kept = jax.eval_shape(lambda: zeros_moment((rows // ranks, width), kind, work))
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((*stack, ranks, *x.shape), x.dtype), kept
+        )
+
+    return tuple(
+        tuple(shaped(group.rows, group.width) for group in bucket.groups)
+        for bucket in node.layout.buckets(ranks)
+    )
+
+
+def _ranks(tree: Any) -> int:
+    """The ranks that a tree of a server's errors is of."""
+    return _shapes(tree)[0][-_ROWS - 1]
 
 
 def _shapes(tree: Any) -> list[tuple[int, ...]]:
@@ -104,14 +173,9 @@ def _of_ranks(errors: np.ndarray, ranks: int) -> np.ndarray:
 
 def _recut(saved: Any, template: Any, layout: WireLayout) -> Any:
     """The server's errors of all buckets, for the ranks of `template`."""
-
-    def ranks(tree: Any) -> int:
-        return _shapes(tree)[0][-_ROWS - 1]
-
     recut = []
-    for place, (before, after) in enumerate(
-        zip(layout.buckets(ranks(saved)), layout.buckets(ranks(template)), strict=True)
-    ):
+    old, new = layout.buckets(_ranks(saved)), layout.buckets(_ranks(template))
+    for place, (before, after) in enumerate(zip(old, new, strict=True)):
         rows = [_values(x) for x in saved[place]]
         stack = rows[0].shape[: -_ROWS - 1]
         joined = [

@@ -64,7 +64,7 @@ def main(folder: str, steps: int, seconds: float, deadline: float) -> int:
 
 
 def train(folder: str, steps: int, seconds: float, hosts: Any) -> int:
-    mesh = sfpo.make_mesh(node=2)
+    mesh = sfpo.make_mesh(node=hosts.count if is_launched() else 2)
     tx = sfpo.onebit_adam(0.01, warmup_steps=4, axis_name="node")
     step = sfpo.make_train_step(loss_fn, tx, mesh, has_key=True)
     rng = np.random.default_rng(1)

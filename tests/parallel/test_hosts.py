@@ -97,7 +97,9 @@ def restored(folder: Any, step: Any):
     return [found[name] for name in sorted(found)]
 
 
-def test_two_hosts_give_the_bytes_that_two_devices_of_one_give(tmp_path: Path) -> None:
+def test_two_hosts_give_the_bytes_of_two_devices_and_four_go_on(
+    tmp_path: Path,
+) -> None:
     together = Run(tmp_path / "two", hosts=2)
     alone = Run(tmp_path / "one", hosts=0)
     assert len(losses := together.losses()) == 20
@@ -105,6 +107,9 @@ def test_two_hosts_give_the_bytes_that_two_devices_of_one_give(tmp_path: Path) -
     one, two = restored(tmp_path / "one", 20), restored(tmp_path / "two", 20)
     assert len(one) == len(two) > 8
     assert all(a.tobytes() == b.tobytes() for a, b in zip(one, two, strict=True))
+    # From either, a run of other hosts goes on.
+    more = Run(tmp_path / "one", hosts=4, steps=23).losses()
+    assert [int(step) for step, _ in more] == [21, 22, 23]
 
 
 # Steps around tests (every 7) and checkpoints (every 10), in both phases.

@@ -146,7 +146,7 @@ def test_every_damage_is_found_and_the_one_before_used(
 ) -> None:
     # What is read is decided before Orbax reads it, which other tests let it do.
     monkeypatch.setattr(
-        _checkpoints, "restore_arrays", lambda path, template, shapes: {}
+        _checkpoints, "restore_arrays", lambda path, template: {}
     )
     folder = tmp_path / "copy"
     shutil.copytree(two, folder)
