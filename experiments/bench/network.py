@@ -234,6 +234,8 @@ def _chosen_links(hosts: Hosts, results: Results, save: Save) -> None:
         cells = {(c["link"], c["contender"]): c for c in results["cells"]}
         points, alone = [], []
         for known, bits in results["links"].items():
+            if known in (SHARE_LINK, RATIO_LINK):
+                continue
             if bits is not None and (known, "dense") in cells:
                 own = cells[known, "alone"]
                 points.append((bits, difference(cells[known, "dense"], own)))

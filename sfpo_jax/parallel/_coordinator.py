@@ -4,7 +4,7 @@
 
 JAX's own place for it is the process of the first host, with which it would die: the
 others would be aborted at once, without a word about who is gone. This one they can
-still ask. It ends `LINGER` seconds after its standard input does.
+still ask. It ends at a line on its standard input, or `LINGER` seconds after that ends.
 """
 
 import sys
@@ -15,7 +15,7 @@ from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def main(address: str, hosts: int, linger: float, heartbeat: int) -> None:
-    """Serves until the host that started this is gone, and a little longer.
+    """Serves until the host that started this says so, or is gone for a while.
 
     Args:
       address: to listen on.
@@ -28,8 +28,9 @@ def main(address: str, hosts: int, linger: float, heartbeat: int) -> None:
     )
     sys.stdout.write("ready\n")
     sys.stdout.flush()
-    sys.stdin.read()
-    time.sleep(linger)
+    if not sys.stdin.readline():
+        # The first host died, and the others are to find that out here.
+        time.sleep(linger)
     service.shutdown()
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import jax
 
+from sfpo_jax.parallel._watchdog import Watchdog
+
 # Where one process waits for another, which may compile for long meanwhile. The
 # watchdog ends a wait for one that is gone.
 _PATIENCE_MS = 24 * 3600 * 1000
@@ -29,10 +31,15 @@ class Hosts:
     """
 
     def __init__(
-        self, rank: int = 0, count: int = 1, client: Any = None, watch: Any = None
+        self,
+        rank: int = 0,
+        count: int = 1,
+        client: Any = None,
+        watchdog: Watchdog | None = None,
+        close: Callable[[], None] | None = None,
     ) -> None:
         self.rank, self.count = rank, count
-        self._client, self._watchdog = client, watch
+        self._client, self._watchdog, self._close = client, watchdog, close
         self._uses: Counter[str] = Counter()
 
     @property
@@ -130,6 +137,8 @@ class Hosts:
             self._watchdog.fail(f"host {self.rank} ended with status {status}")
         self.wait("leave")
         self._watchdog.stop()
+        if self._close:
+            self._close()
 
     def _key(self, name: str) -> str:
         self._uses[name] += 1

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from sfpo_jax.parallel._watchdog import Watchdog
 # How a launcher says what a process is to join: see `launch`.
 COORDINATOR, HOSTS, RANK = "SFPO_COORDINATOR", "SFPO_HOSTS", "SFPO_RANK"
 
+# The coordinator that this process has started.
 _started: list[subprocess.Popen[bytes]] = []
 
 
@@ -97,7 +99,7 @@ def join_hosts(
 
     client = distributed.global_state.client
     watchdog = Watchdog(client, place.rank, place.hosts, deadline, stuck_after)
-    set_current(Hosts(place.rank, place.hosts, client, watchdog))
+    set_current(Hosts(place.rank, place.hosts, client, watchdog, _close))
     return current_hosts()
 
 
@@ -154,7 +156,9 @@ def _start_coordinator(address: str, hosts: int, deadline: float) -> None:
     """Starts the process that all others meet in; it ends after this one."""
     script = Path(__file__).with_name("_coordinator.py")
     # Longer than the others need to find this process gone.
-    linger = 2 * deadline
+    linger = deadline + 10
+    # An earlier run's may linger, and gRPC would share the port with it.
+    _wait_for_port(address, linger + 5)
     process = subprocess.Popen(
         [
             sys.executable,
@@ -174,11 +178,39 @@ def _start_coordinator(address: str, hosts: int, deadline: float) -> None:
         process.stdin.close()
         process.wait()
         raise ValueError(
-            f"`coordinator` cannot listen on {address}: the port is taken, or the "
-            "address is not of the first host; take another."
+            f"`coordinator` cannot listen on {address}: it is not an address of the "
+            "first host, or the port is not free; take another."
         )
     # Its input stays open as long as this process lives, whatever becomes of it.
     _started.append(process)
+
+
+def _wait_for_port(address: str, seconds: float) -> None:
+    """Returns when nobody listens at an address, or raises ValueError."""
+    host, _, port = address.rpartition(":")
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), 1.0).close()
+        except OSError:
+            return
+        if time.monotonic() > until:
+            raise ValueError(
+                f"`coordinator` cannot listen on {address}: another program does; end "
+                "it, or take another port."
+            )
+        time.sleep(0.5)
+
+
+def _close() -> None:
+    """Leaves `jax.distributed` with all others, and ends the coordinator."""
+    jax.distributed.shutdown()
+    for process in _started:
+        assert process.stdin is not None
+        process.stdin.write(b"done\n")
+        process.stdin.close()
+        process.wait()
+    _started.clear()
 
 
 def _bind_gloo(coordinator: str) -> None:

@@ -18,7 +18,7 @@ import jax
 import pytest
 
 from sfpo_jax.parallel import Hosts, current_hosts, join_hosts
-from sfpo_jax.parallel._join import _find_place
+from sfpo_jax.parallel._join import _find_place, _start_coordinator, _wait_for_port
 from sfpo_jax.training import Checkpoints
 from tests.hosts_table import Table
 
@@ -256,5 +256,11 @@ def test_a_port_that_is_taken_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(ValueError, match=f"cannot listen on {address}"):
-            join_hosts(address, 2, 0)
+        with pytest.raises(ValueError, match=f"cannot listen on {address}: another"):
+            _wait_for_port(address, 1.0)
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    # Of a block that is for documentation, RFC 5737.
+    with pytest.raises(ValueError, match=r"listen on 192\.0\.2\.1:7070: it is not"):
+        _start_coordinator("192.0.2.1:7070", 2, 1.0)

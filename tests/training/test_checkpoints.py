@@ -145,9 +145,7 @@ def test_every_damage_is_found_and_the_one_before_used(
     tmp_path: Path, two: Path, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What is read is decided before Orbax reads it, which other tests let it do.
-    monkeypatch.setattr(
-        _checkpoints, "restore_arrays", lambda path, template: {}
-    )
+    monkeypatch.setattr(_checkpoints, "restore_arrays", lambda path, template: {})
     folder = tmp_path / "copy"
     shutil.copytree(two, folder)
     newest = folder / "step_00000002"
