@@ -158,7 +158,9 @@ class _Loop:
             self._save_if_due()
             if self._is_last():
                 return Fit(self._state, self._done, True)
-            self._advance()
+            # Asked while it tested or saved.
+            if not self._stop.requested_alone:
+                self._advance()
         self._flush()
         self._save()
         return Fit(self._state, self._done, False)

@@ -59,6 +59,11 @@ class Stop:
             self._end = None if named is None else int(named)
         return self._end is not None and self._asked >= self._end
 
+    @property
+    def requested_alone(self) -> bool:
+        """Whether to end here, of a process without others; no question to them."""
+        return self._hosts.count == 1 and self._wanted
+
     def meet(self) -> bool:
         """Asks where no collective keeps the hosts together, and waits for all."""
         answer = self.requested
