@@ -135,7 +135,6 @@ class ContenderStore:
         return current_hosts().from_first("records", lambda: self._rewind(done, tested))
 
     def _rewind(self, done: int, tested: int) -> list[Record]:
-
         def is_kept(record: Record) -> bool:
             last = tested if "test_accuracy" in record else done
             return record["contender"] != self._name or record["step"] <= last

@@ -79,7 +79,7 @@ class Hosts:
             self._client.wait_at_barrier(self._key(name), _PATIENCE_MS)
 
     def agree(self, name: str, value: str) -> str:
-        """The value of the first process that names one, from whichever comes first."""
+        """What was named first, by any process; `value` where none was before this."""
         if self.count == 1:
             return value
         # Refused where another was faster.

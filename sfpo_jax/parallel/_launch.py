@@ -19,6 +19,8 @@ from sfpo_jax.parallel._join import COORDINATOR, HOSTS, RANK
 # What the others get to end by themselves when one has failed: longer than the
 # watchdog needs to name it.
 _GRACE = 60.0
+# Seconds for what they wrote last to be shown.
+_LAST_LINES = 5.0
 
 
 def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,19 +55,26 @@ def run_launch(options: argparse.Namespace) -> int:
                 "`command` is missing: write, for example, python -m sfpo_jax launch "
                 "--hosts 2 -- python -m experiments.vit_l"
             )
-        processes = _start(command, options.hosts)
+        processes, readers = _start(command, options.hosts)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"python -m sfpo_jax launch: {error}\n")
         return 2
     with _passed_on(processes):
-        return _wait(processes)
+        status = _wait(processes)
+    for reader in readers:
+        # A program that a host has left behind may keep its output open.
+        reader.join(_LAST_LINES)
+    return status
 
 
-def _start(command: Sequence[str], hosts: int) -> list[subprocess.Popen[bytes]]:
+def _start(
+    command: Sequence[str], hosts: int
+) -> tuple[list[subprocess.Popen[bytes]], list[threading.Thread]]:
+    """(the processes, the threads that show what all but the first write)."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    processes = []
+    processes, readers = [], []
     for rank in range(hosts):
         own = {COORDINATOR: f"127.0.0.1:{port}", HOSTS: str(hosts), RANK: str(rank)}
         process = subprocess.Popen(
@@ -79,10 +88,11 @@ def _start(command: Sequence[str], hosts: int) -> list[subprocess.Popen[bytes]]:
         )
         processes.append(process)
         if process.stdout is not None:
-            show = threading.Thread(target=_show, args=(rank, process.stdout))
-            show.daemon = True
-            show.start()
-    return processes
+            reader = threading.Thread(target=_show, args=(rank, process.stdout))
+            reader.daemon = True
+            reader.start()
+            readers.append(reader)
+    return processes, readers
 
 
 def _show(rank: int, lines: IO[bytes]) -> None:

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sfpo_jax.collectives import Transfer, axis_mean, transfers, wire_bytes
 from sfpo_jax.parallel._agreement import make_check
+from sfpo_jax.parallel._batch import place_batch, whole_shape
 from sfpo_jax.parallel._operator_split import AXIS
 from sfpo_jax.transforms import COMPRESSED_SCOPE, WARMUP_SCOPE
 
@@ -159,18 +160,7 @@ class Step(abc.ABC):
           ValueError: a batch that the ranks and microbatches do not divide.
         """
         self._check_batch(batch)
-        sharding = NamedSharding(self.mesh, self._batch_spec())
-
-        def place(leaf: Any) -> jax.Array:
-            if not _is_share(leaf):
-                return jax.device_put(leaf, sharding)
-            # As wanted as a `device_put`, but not to a transfer guard.
-            with jax.transfer_guard_host_to_device("allow"):
-                return jax.make_array_from_process_local_data(
-                    sharding, np.asarray(leaf), _whole_shape(leaf)
-                )
-
-        return jax.tree.map(place, batch)
+        return place_batch(batch, NamedSharding(self.mesh, self._batch_spec()))
 
     def lower(self, state: Any, batch: Any) -> Any:
         """The step lowered for arguments of these shapes, as `jax.jit` has it.
@@ -192,7 +182,7 @@ class Step(abc.ABC):
         self._check_batch(batch)
         sharding = NamedSharding(self.mesh, self._batch_spec())
         shapes = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(_whole_shape(x), x.dtype, sharding=sharding),
+            lambda x: jax.ShapeDtypeStruct(whole_shape(x), x.dtype, sharding=sharding),
             batch,
         )
         return self._jitted.trace(jax.tree.map(_shape_of, state), shapes)
@@ -257,7 +247,7 @@ class Step(abc.ABC):
     def _check_batch(self, batch: Any) -> None:
         parts = self._ranks * self._microbatches
         for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-            shape = _whole_shape(leaf)
+            shape = whole_shape(leaf)
             if not shape or shape[0] % parts:
                 raise ValueError(
                     f"`batch`{jax.tree_util.keystr(path)} of shape {shape} "
@@ -394,21 +384,6 @@ def average(tree: Any, axes: Axes) -> Any:
     for place, mean in zip(places, means, strict=True):
         leaves[place] = mean
     return treedef.unflatten(leaves)
-
-
-def _is_share(leaf: Any) -> bool:
-    """Whether an array of a batch is this process's rows of it alone."""
-    if jax.process_count() == 1 or isinstance(leaf, jax.ShapeDtypeStruct):
-        return False
-    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
-
-
-def _whole_shape(leaf: Any) -> tuple[int, ...]:
-    """The shape of an array of a batch over all processes."""
-    shape = jnp.shape(leaf)
-    if not shape or not _is_share(leaf):
-        return shape
-    return (shape[0] * jax.process_count(), *shape[1:])
 
 
 def _shape_of(x: Any) -> jax.ShapeDtypeStruct:

@@ -111,13 +111,18 @@ class Watchdog:
         stuck_after: float,
         end: Callable[[str], None] | None = None,
     ) -> None:
-        self._client, self._rank, self._count = client, rank, count
+        self._client, self._rank = client, rank
         self._deadline = deadline
         self._peers = Peers(rank, deadline, stuck_after)
         self._end = end or _end
         self._progress = 0
         self._failed: str | None = None  # which process ended for a reason of its own
         self._answered = time.monotonic()
+        # All have joined just now; one that dies before its first sign is missed, too.
+        joined = {
+            other: Sign("not heard of since it joined", 0, 0) for other in range(count)
+        }
+        self._peers.saw(joined, self._answered)
         self._stopped = threading.Event()
         for work in (self._beat, self._guard):
             threading.Thread(target=work, name="sfpo watchdog", daemon=True).start()

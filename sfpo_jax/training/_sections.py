@@ -193,7 +193,7 @@ class Train:
     """Also write the metrics for TensorBoard."""
     agree_every: int | Literal["none"] = 100
     """Steps between two checks that all devices hold the same parameters and states;
-    each checkpoint makes one as well."""
+    each regular checkpoint makes one as well."""
     max_nonfinite: int = 25
     """Steps in a row whose loss is not finite that end the run."""
 

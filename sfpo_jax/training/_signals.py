@@ -26,7 +26,7 @@ class Stop:
     end names the question, the second from now, at which all will be told so. For that
     all ask in the same order, and between two questions all take part in a collective
     whose result is waited for before the question after the next, or `meet`. Then
-    nobody is more than two questions ahead, and has passed the one that is named.
+    nobody is more than two questions ahead, so nobody can have passed the one named.
 
     Args:
       hosts: None for the run that this process has joined.

@@ -58,10 +58,13 @@ import signal, sys, time
 caught = []
 for n in (signal.SIGTERM, signal.SIGINT):
     signal.signal(n, lambda number, frame: caught.append(number))
-print("up", flush=True)
+def say(line):  # in one write, whether or not Python buffers
+    sys.stdout.write(line + "\\n")
+    sys.stdout.flush()
+say("up")
 while not caught: time.sleep(0.05)
 time.sleep(0.5)
-print("caught", *map(int, caught), flush=True)
+say(" ".join(["caught", *map(str, map(int, caught))]))
 """
     command = [*LAUNCH, "--hosts", "2", "--", sys.executable, "-c", code]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -105,6 +105,15 @@ def test_a_coordinator_that_does_not_answer_is_named() -> None:
     watchdog.stop()
 
 
+def test_a_process_that_dies_before_its_first_sign_is_named() -> None:
+    said: list[str] = []
+    watchdog = Watchdog(Table(), 1, 2, 2.0, 60.0, said.append)
+    assert (
+        "host 0 (not heard of since it joined) has given no sign" in wait_for(said)[0]
+    )
+    watchdog.stop()
+
+
 def test_the_reason_of_another_process_is_passed_on() -> None:
     table, said = Table(), []
     watchdog = Watchdog(table, 1, 2, 30.0, 60.0, said.append)

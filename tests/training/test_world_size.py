@@ -52,7 +52,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainState, Path]:
 
 @pytest.mark.parametrize("ranks", [2, 8, 3, 1])
 def test_shared_state_stays_and_the_mean_of_the_errors_does(
-    four: tuple[TrainState, Path], ranks: int, tmp_path: Path
+    four: tuple[TrainState, Path], ranks: int
 ) -> None:
     old, folder = four
     step, fresh = begin(ranks)
@@ -85,7 +85,7 @@ def test_shared_state_stays_and_the_mean_of_the_errors_does(
 
 
 def test_the_loop_goes_on_where_the_others_stopped(
-    four: tuple[TrainState, Path], tmp_path: Path
+    four: tuple[TrainState, Path],
 ) -> None:
     _, folder = four
     ahead, step = train(2, folder, 12)
