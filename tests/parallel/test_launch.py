@@ -9,12 +9,16 @@ import time
 import pytest
 
 LAUNCH = [sys.executable, "-m", "sfpo_jax", "launch"]
+# A line in one write: parts of one would mix with those of other hosts.
+ENVIRON = {**os.environ, "PYTHONUNBUFFERED": ""}
 
 
 def launch(hosts: int, code: str, *arguments: str):
     """What a launch of Python code ends with, and what it shows."""
     command = [*LAUNCH, "--hosts", str(hosts), "--", sys.executable, "-c", code]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, env=ENVIRON
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -58,16 +62,13 @@ import signal, sys, time
 caught = []
 for n in (signal.SIGTERM, signal.SIGINT):
     signal.signal(n, lambda number, frame: caught.append(number))
-def say(line):  # in one write, whether or not Python buffers
-    sys.stdout.write(line + "\\n")
-    sys.stdout.flush()
-say("up")
+print("up", flush=True)
 while not caught: time.sleep(0.05)
 time.sleep(0.5)
-say(" ".join(["caught", *map(str, map(int, caught))]))
+print("caught", *map(int, caught), flush=True)
 """
     command = [*LAUNCH, "--hosts", "2", "--", sys.executable, "-c", code]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRON)
     assert process.stdout is not None
     for _ in range(2):
         assert "up" in process.stdout.readline()
