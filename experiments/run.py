@@ -100,7 +100,10 @@ def settle_run(config: T, mesh: Mesh, task: Task) -> tuple[T, list[str]]:
     given: Any = config
     params = jax.eval_shape(lambda: task.init(0))
     shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
-    communication, notes = training.settle(given.communication, mesh, shapes)
+    is_masked = given.sparsity.schedule != "none"
+    communication, notes = training.settle(
+        given.communication, mesh, shapes, is_masked=is_masked
+    )
     return dataclasses.replace(given, communication=communication), notes
 
 

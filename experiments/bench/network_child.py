@@ -188,7 +188,7 @@ def main(argv: Sequence[str]) -> int:
     digits = read_digits(Path(argv[5]))
     contestant = JaxContestant(digits, batch)
     batches = Batches(digits, batch, host, hosts)
-    known = methods()
+    known = methods(is_masked=True)
     mesh = contestant.mesh
     codecs: dict[str, Any] = {}
 

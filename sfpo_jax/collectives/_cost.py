@@ -26,6 +26,8 @@ from sfpo_jax.units import format_bandwidth
 # the order of magnitude of NCCL, used where nothing was measured.
 _LAUNCHES = 50e-6
 LATENCY = 10e-6
+# Bytes an entry: two passes that find the threshold, one that reads and writes.
+_MASKING = 16
 
 
 class Link(NamedTuple):
@@ -82,6 +84,7 @@ class Method(NamedTuple):
         feedback included; an estimate, for devices where nothing was measured.
       share: without a compressor, numbers sent for each entry.
       rank: of the factors that are sent, None for methods without.
+      is_masked: whether `sparsify` comes before it, whose time counts as the codec's.
     """
 
     name: str
@@ -90,6 +93,7 @@ class Method(NamedTuple):
     touched: int
     share: float = 1.0
     rank: int | None = None
+    is_masked: bool = False
 
     @property
     def is_exact(self) -> bool:
@@ -100,7 +104,7 @@ class Method(NamedTuple):
     def label(self) -> str:
         """What tells its codec from those of other methods and settings."""
         if self.compressor is not None:
-            return self.compressor.name
+            return self.compressor.name + ", masked" * self.is_masked
         return self.name if self.rank is None else f"{self.name}({self.rank})"
 
     def sent_bytes(self, entries: int, ranks: int) -> float:
@@ -121,7 +125,8 @@ class Method(NamedTuple):
         """An estimate from the device's memory bandwidth, bytes a second."""
         if self.is_exact:
             return Codec(((0, 0.0),))
-        million = _LAUNCHES + 1_000_000 * self.touched / memory_bandwidth
+        touched = self.touched + _MASKING * self.is_masked
+        million = _LAUNCHES + 1_000_000 * touched / memory_bandwidth
         return Codec(((0, _LAUNCHES), (1_000_000, million)))
 
 
@@ -131,6 +136,7 @@ def methods(
     block_size: int | None = None,
     rank: int | None = None,
     shapes: Sequence[tuple[int, ...]] = (),
+    is_masked: bool = False,
 ) -> dict[str, Method]:
     """All methods by name, the most exact first.
 
@@ -139,6 +145,7 @@ def methods(
       block_size: entries a scale; None for the compressors' own.
       rank: of the factors of "low_rank", which is among the methods with it alone.
       shapes: of the tensors, needed with `rank`: they decide what factors save.
+      is_masked: "sign" is that of SFPO, which masks the gradient first.
 
     Raises:
       ValueError: `rank` without `shapes`.
@@ -160,7 +167,7 @@ def methods(
         Method("bf16", compression.bfloat16(), 1, 60),
         Method("int8", compression.int8(**size), 2, 60),
         # Fused: each leaf is read once.
-        Method("sign", compression.sign(**size), 2, 28),
+        Method("sign", compression.sign(**size), 2, 28, is_masked=is_masked),
         # Besides, three passes that find the largest entries.
         Method("sparse_sign", compression.sparse_sign(density, **size), 2, 120),
     )

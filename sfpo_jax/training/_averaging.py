@@ -70,7 +70,11 @@ def split_axes(communication: Communication, mesh: Mesh) -> Axes:
 
 
 def settle(
-    communication: Communication, mesh: Mesh, shapes: Sequence[tuple[int, ...]]
+    communication: Communication,
+    mesh: Mesh,
+    shapes: Sequence[tuple[int, ...]],
+    *,
+    is_masked: bool = False,
 ) -> tuple[Communication, list[str]]:
     """Replaces what is left open by what the links say.
 
@@ -81,6 +85,7 @@ def settle(
       communication: the section.
       mesh: from `make_mesh`.
       shapes: of each tensor that is trained.
+      is_masked: whether 1-bit Adam's gradients are masked, which takes its time.
 
     Returns:
       The section without "auto" and, where topology_aware is on, without "measure" and
@@ -94,7 +99,7 @@ def settle(
     if not _wide(mesh):
         algorithm = "none" if is_open else chosen.algorithm
         return _with(communication, algorithm), ["one device: nothing is sent"]
-    known = _methods(chosen, shapes) if is_open else None
+    known = _methods(chosen, shapes, is_masked) if is_open else None
     found = find_links(mesh, communication.links.given(), known)
     reasons = [_line(axis, found, mesh) for axis in _wide(mesh)]
     speeds = {
@@ -115,7 +120,7 @@ def settle(
     if is_open:
         # Whatever is picked, it is for the slow axes.
         axes = split_axes(_with(settled, "1bit_adam"), mesh)
-        choice = _choose(settled, mesh, axes, found, shapes)
+        choice = _choose(settled, mesh, axes, found, shapes, is_masked)
         settled = _with(settled, _ALGORITHMS[choice.method])
         reasons.append(f"{', '.join(axes.compressed)}: {choice}")
     axes = split_axes(settled, mesh)
@@ -133,6 +138,7 @@ def _choose(
     axes: Axes,
     found: Links,
     shapes: Sequence[tuple[int, ...]],
+    is_masked: bool,
 ) -> Choice:
     """The fastest over the compressed axes, of the buckets of one device."""
     joined = [found.links[axis] for axis in axes.compressed]
@@ -147,17 +153,23 @@ def _choose(
         ranks,
         link,
         found.codecs,
-        _methods(communication.compression, parts),
+        _methods(communication.compression, parts, is_masked),
     )
 
 
 def _methods(
-    chosen: Compression, shapes: Sequence[tuple[int, ...]]
+    chosen: Compression, shapes: Sequence[tuple[int, ...]], is_masked: bool
 ) -> dict[str, Method]:
     """Those that `auto` may choose from, for tensors of these shapes."""
     size = None if chosen.block_size == "auto" else chosen.block_size
     rank = chosen.rank if chosen.auto_low_rank else None
-    return methods(density=chosen.density, block_size=size, rank=rank, shapes=shapes)
+    return methods(
+        density=chosen.density,
+        block_size=size,
+        rank=rank,
+        shapes=shapes,
+        is_masked=is_masked,
+    )
 
 
 def _part(shape: tuple[int, ...], shards: int) -> tuple[int, ...]:

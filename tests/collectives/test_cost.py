@@ -67,6 +67,16 @@ def test_factors_of_low_rank_must_be_asked_for() -> None:
         methods(rank=4)
 
 
+def test_masking_is_counted_where_signs_are_masked() -> None:
+    plain, masked = methods(), methods(is_masked=True)
+    differing = [name for name in NAMES if plain[name].label != masked[name].label]
+    assert differing == ["sign"]
+    assert masked["sign"].label == plain["sign"].label + ", masked"
+    seconds = [x["sign"].codec(1e9).seconds(10**6) for x in (plain, masked)]
+    # 28 bytes an entry fused, and 16 of the threshold and the mask.
+    assert seconds == pytest.approx([50e-6 + 0.028, 50e-6 + 0.044])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_formula(name: str) -> None:
     method, ranks, entries = methods()[name], 4, 300_000

@@ -41,7 +41,7 @@ def kept(tmp_path: Path) -> dict[str, Any]:
 def test_measured_once_and_kept(
     mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = methods(rank=2, shapes=[(64, 64)])
+    known = methods(rank=2, shapes=[(64, 64)], is_masked=True)
     few = {name: known[name] for name in ("dense", "int8", "sign", "low_rank")}
     found = find_links(mesh, methods=few)
     assert list(found.links) == ["node", "data"]
@@ -55,6 +55,7 @@ def test_measured_once_and_kept(
         assert all(0 <= seconds < 10 for _, seconds in codec.points)
     assert len(kept(tmp_path)) == 2 + 4
     assert "codec low_rank(2)" in kept(tmp_path)
+    assert "codec sign(2048), masked" in kept(tmp_path)
     # Not measured again, and numbers come back as they were.
     with monkeypatch.context() as patch:
         patch.setattr(_links, "probe_link", None)
