@@ -9,12 +9,18 @@ import jax
 import pytest
 from hypothesis import settings
 
-# One real CPU shows eight devices. The flag is read when the backend starts, which is
-# after this file; a caller who already set it keeps their own number. It goes into the
-# environment, and the platform with it, so that programs started by tests agree.
-_FLAG = "--xla_force_host_platform_device_count"
-if _FLAG not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}=8".strip()
+# One real CPU shows eight devices. The flags are read when the backend starts, which is
+# after this file; a caller who already set one keeps their own number. They go into the
+# environment, and the platform with them, so that programs started by tests agree.
+_FLAGS = {
+    "--xla_force_host_platform_device_count": 8,
+    # A test's program runs for milliseconds: LLVM at its best takes longer than it saves.
+    "--xla_backend_optimization_level": 0,
+}
+for _name, _value in _FLAGS.items():
+    _given = os.environ.get("XLA_FLAGS", "")
+    if _name not in _given:
+        os.environ["XLA_FLAGS"] = f"{_given} {_name}={_value}".strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
 
