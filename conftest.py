@@ -14,7 +14,7 @@ from hypothesis import settings
 # environment, and the platform with them, so that programs started by tests agree.
 _FLAGS = {
     "--xla_force_host_platform_device_count": 8,
-    # A test's program runs for milliseconds: LLVM at its best takes longer than it saves.
+    # A test's program runs for milliseconds, for which LLVM's best takes too long.
     "--xla_backend_optimization_level": 0,
 }
 for _name, _value in _FLAGS.items():

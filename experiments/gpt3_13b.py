@@ -59,12 +59,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build(
-    mesh: Mesh,
+    mesh: Mesh, batch_size: int | None = None
 ) -> tuple[LayeredTrainStep, TrainState, jax.ShapeDtypeStruct]:
     """(step, state, batch) of the full size on a mesh, the latter two as shapes.
 
-    One window a device, weights and states sharded over `data` where there are
-    several; the devices of the mesh need not exist.
+    One window a device, or `batch_size` of all devices; weights and states sharded
+    over `data` where there are several. The devices of the mesh need not exist.
     """
     config = build_config(TextConfig, read_yaml(FULL_SIZE))
     model, clip_norm = config.model, config.optimizer.clip_norm
@@ -90,8 +90,8 @@ def build(
     params = jax.eval_shape(layered.init, key)
     state = step.init_shapes(params, key if model.dropout > 0 else None)
     devices = math.prod(mesh.shape[name] for name in step.batch_axes)
-    windows = (devices * config.parallel.microbatches, model.length + 1)
-    return step, state, jax.ShapeDtypeStruct(windows, jnp.int32)
+    windows = batch_size or devices * config.parallel.microbatches
+    return step, state, jax.ShapeDtypeStruct((windows, model.length + 1), jnp.int32)
 
 
 if __name__ == "__main__":

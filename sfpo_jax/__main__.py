@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
-from sfpo_jax import _doctor
+from sfpo_jax import _doctor, _tune
 from sfpo_jax.memory import add_plan_arguments, run_plan
 from sfpo_jax.parallel import (
     add_launch_arguments,
@@ -45,6 +45,11 @@ COMMANDS = {
         "how fast the links between the devices are, and what is fastest over them",
         run_links,
         add_links_arguments,
+    ),
+    "tune": Command(
+        "which numbers a configuration takes on so many devices, and why",
+        _tune.run,
+        _tune.add_arguments,
     ),
     "launch": Command(
         "how a run behaves on several hosts, which are processes on this machine",

@@ -57,6 +57,11 @@ def check_at_least(name: str, value: Any, low: float, meaning: str) -> None:
         )
 
 
+def check_positive(name: str, value: Any, meaning: str) -> None:
+    """Raises ValueError unless 0 < value < infinity."""
+    check_range(name, value, 0, float("inf"), meaning, open_low=True, open_high=True)
+
+
 def check_learning_rate(learning_rate: Any) -> None:
     """A schedule, or a number that is not negative."""
     if not callable(learning_rate):

@@ -1,9 +1,13 @@
 """Memory planned before anything runs: deviceless plans and budgets."""
 
+from sfpo_jax.memory._batch_size import BatchMemory as BatchMemory
 from sfpo_jax.memory._batch_size import max_batch_size as max_batch_size
+from sfpo_jax.memory._batch_size import measure_batch as measure_batch
 from sfpo_jax.memory._cache import cache_folder as cache_folder
 from sfpo_jax.memory._command import add_plan_arguments as add_plan_arguments
+from sfpo_jax.memory._command import load_target as load_target
 from sfpo_jax.memory._command import parse_mesh as parse_mesh
+from sfpo_jax.memory._command import prepare_devices as prepare_devices
 from sfpo_jax.memory._command import run_plan as run_plan
 from sfpo_jax.memory._compile import CompileError as CompileError
 from sfpo_jax.memory._devices import DEVICES as DEVICES

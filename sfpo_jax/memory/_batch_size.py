@@ -1,8 +1,9 @@
-"""The largest batch that fits, by few compilations."""
+"""What a batch takes, and the largest that fits, by few compilations."""
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sfpo_jax._validate import check_at_least
 from sfpo_jax.memory._devices import find_device
@@ -139,3 +140,76 @@ def _predict(sizes: Mapping[int, int], fits: int, fails: int, allowed: int) -> i
     guess = fits + int((allowed - sizes[fits]) / slope)
     # From small programs the slope is a poor guide to far larger ones.
     return min(guess, 16 * fits)
+
+
+class BatchMemory(NamedTuple):
+    """What a batch takes of one device, an affine function of its size.
+
+    Attributes:
+      device: the device's name.
+      available: bytes the device has.
+      per_sample: bytes that one more sample on this device takes.
+      fixed: bytes taken whatever the batch.
+    """
+
+    device: str
+    available: float
+    per_sample: float
+    fixed: float = 0.0
+
+
+def measure_batch(
+    build: Build,
+    batches: tuple[int, int],
+    *,
+    device: str = "a100-80gb",
+    mesh_shape: Mapping[str, int] | None = None,
+    compiler: str = "auto",
+    cache: bool | str | Path = True,
+) -> BatchMemory:
+    """Plans a program at two batch sizes and draws the line through them.
+
+    Args:
+      build: ``build(mesh, batch_size) -> (step, *args)``, as in `max_batch_size`.
+      batches: two global batch sizes, the smaller first; the closer to the one in
+        question, the truer the line.
+      device, mesh_shape, compiler, cache: as in `plan`.
+
+    Raises:
+      ValueError: sizes that are not two in order, memory that does not grow from one
+        to the other, or what `plan` raises.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> def build(mesh, batch_size):
+      ...     x = jax.ShapeDtypeStruct((batch_size, 250), jnp.float32)
+      ...     return jax.jit(lambda x: x.sum(axis=1)), x
+      >>> measure_batch(build, (64, 128), compiler="cpu", cache=False).per_sample
+      1004.0
+    """
+    few, many = batches
+    if not 1 <= few < many:
+        raise ValueError(f"`batches` must be two sizes in order, got {batches}.")
+    shape = dict(mesh_shape or {"data": 1})
+    totals = []
+    for size in batches:
+
+        def build_one(mesh: Any, size: int = size) -> Any:
+            return build(mesh, size)
+
+        made = plan(
+            build_one, device=device, mesh_shape=shape, compiler=compiler, cache=cache
+        )
+        totals.append(made.total_bytes)
+    # Ranks of `op` work on the same samples.
+    shares = math.prod(n for axis, n in shape.items() if axis != "op")
+    slope = (totals[1] - totals[0]) / (many - few)
+    if slope <= 0:
+        raise ValueError(
+            f"`build` takes {totals[0]:,} bytes with {few} samples and {totals[1]:,} "
+            f"with {many}: no memory of a sample follows, take larger batches."
+        )
+    card = find_device(device)
+    return BatchMemory(
+        card.name, card.memory_bytes, slope * shares, max(0.0, totals[0] - slope * few)
+    )

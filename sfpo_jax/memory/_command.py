@@ -61,7 +61,7 @@ def run_plan(options: argparse.Namespace) -> int:
     try:
         budget_bytes(find_device(options.device), options.budget)
         mesh_shape = parse_mesh(options.mesh)
-        _prepare(options.compiler, math.prod(mesh_shape.values()))
+        prepare_devices(options.compiler, math.prod(mesh_shape.values()))
         build = load_target(options.target)
     except ValueError as error:
         print(f"python -m sfpo_jax plan: {error}", file=sys.stderr)
@@ -140,7 +140,7 @@ def load_target(target: str) -> Callable[..., Any]:
     return found
 
 
-def _prepare(compiler: str, devices: int) -> None:
+def prepare_devices(compiler: str, devices: int) -> None:
     """Keeps the process off a GPU that is there, and shows enough CPU devices."""
     try:
         jax.config.update("jax_platforms", "cpu")

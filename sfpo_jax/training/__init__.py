@@ -73,6 +73,8 @@ from sfpo_jax.training._text_section import TextData as TextData
 from sfpo_jax.training._text_windows import TextStream as TextStream
 from sfpo_jax.training._text_windows import split_tokens as split_tokens
 from sfpo_jax.training._text_windows import text_windows as text_windows
+from sfpo_jax.training._tune import Tuned as Tuned
+from sfpo_jax.training._tune import tune_yaml as tune_yaml
 from sfpo_jax.training._yaml import parse_yaml as parse_yaml
 from sfpo_jax.training._yaml import read_yaml as read_yaml
 from sfpo_jax.training._yaml import write_yaml as write_yaml
