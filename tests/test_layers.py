@@ -53,7 +53,7 @@ def toy(tmp_path: Path) -> Path:
     for package in ("sfpo_jax", "experiments"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").touch()
-    for room in (*ROOMS, "__main__", "_doctor", "_requirements"):
+    for room in (*ROOMS, "__main__", "_doctor", "_requirements", "_tune"):
         (tmp_path / "sfpo_jax" / f"{room}.py").touch()
     return tmp_path
 
