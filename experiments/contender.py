@@ -139,6 +139,7 @@ def run_contender(
     wire_bytes = _wire_bytes(contender, step, state, batches, stop)
     tests = [step.shard_batch(batch) for batch in tests]
     log = RunLog(contender.name, wire_bytes, contender.course, train, on_record, store)
+    log.watch(state.params)
 
     def test(params: Any) -> dict[str, float] | None:
         sums = evaluate(test_batch, params, tests, stop)

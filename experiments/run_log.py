@@ -4,13 +4,23 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import optax
 
 from sfpo_jax.parallel import TrainState
-from sfpo_jax.training import Checkpoints, Monitor, Record, Train
+from sfpo_jax.training import (
+    Checkpoints,
+    Monitor,
+    Record,
+    Train,
+    Vitals,
+    memory_share,
+)
+
+# What differs from run to run, in a record.
+TIMED = ("step_ms", "input_ms", "memory_share")
 
 
 class Course(NamedTuple):
@@ -75,6 +85,9 @@ class RunLog(Monitor):
         self._on_record = on_record
         self._store = store
         # As many as are looked at again: they go into every checkpoint.
+        self.waits = deque[float](maxlen=self._every)
+        self._vitals: Vitals | None = None
+        self._measured: Any = None
         self.losses = deque[float](maxlen=max(self._every, train.steps // 20))
         self.durations = deque[float](maxlen=min(1000, max(1, train.steps // 2)))
         self.records: list[Record] = []
@@ -83,9 +96,20 @@ class RunLog(Monitor):
         self._clock: float | None = None
         self.course = self._course()
 
+    def watch(self, params: Any) -> None:
+        """Takes the parameters at first, before any resume."""
+        self._vitals = Vitals(params)
+
+    def fetched(self, seconds: float) -> None:
+        """Takes the time that a step waited for its batch."""
+        self.waits.append(seconds)
+
     def dispatched(self, done: int, state: TrainState) -> None:
         """1-bit Adam decides for itself when to freeze its variance, if told to."""
         is_due = done % self._every == 0 or done == self._steps
+        if self._vitals is not None and done % self._every == 0:
+            # Read when the step is done: it must not be waited for now.
+            self._measured = self._vitals.measure(state.params, state.opt_state)
         if self.freeze is not None or not is_due:
             return
         # The layered step has a state for each stack, all with the same freeze.
@@ -113,9 +137,20 @@ class RunLog(Monitor):
                 "sparsity": float(self.course.sparsity[done - 1]),
                 "wire_bytes": self._wire_bytes[-1 if is_compressed else 0],
                 "step_ms": 1e3 * median(list(self.durations)[-self._every :]),
+                "input_ms": 1e3 * median(self.waits),
                 "skipped": int(metrics["skipped"]),
+                "is_compressed": is_compressed and len(self._wire_bytes) > 1,
+                **self._health(),
             }
         )
+
+    def _health(self) -> Record:
+        """What `tuning.diagnose` looks at, of the step that was measured."""
+        if self._vitals is None or self._measured is None:
+            return {}
+        found, self._measured = self._vitals.read(self._measured), None
+        share = memory_share()
+        return found if share is None else found | {"memory_share": share}
 
     def paused(self) -> None:
         """Nothing is in flight."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
-from sfpo_jax import _doctor, _tune
+from sfpo_jax import _diagnose, _doctor, _tune
 from sfpo_jax.memory import add_plan_arguments, run_plan
 from sfpo_jax.parallel import (
     add_launch_arguments,
@@ -50,6 +50,11 @@ COMMANDS = {
         "which numbers a configuration takes on so many devices, and why",
         _tune.run,
         _tune.add_arguments,
+    ),
+    "diagnose": Command(
+        "what went wrong in a run, by what it wrote down, and the line to change",
+        _diagnose.run,
+        _diagnose.add_arguments,
     ),
     "launch": Command(
         "how a run behaves on several hosts, which are processes on this machine",

@@ -22,6 +22,8 @@ ROOMS = [
 ]
 
 
+COMMANDS = ["_diagnose", "_doctor", "_tune"]
+
 # An editable installation has a finder of its own, which is asked before the path.
 _LINT = """
 import sys
@@ -53,7 +55,7 @@ def toy(tmp_path: Path) -> Path:
     for package in ("sfpo_jax", "experiments"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").touch()
-    for room in (*ROOMS, "__main__", "_doctor", "_requirements", "_tune"):
+    for room in (*ROOMS, "__main__", *COMMANDS, "_requirements"):
         (tmp_path / "sfpo_jax" / f"{room}.py").touch()
     return tmp_path
 

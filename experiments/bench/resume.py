@@ -25,6 +25,7 @@ import numpy as np
 
 from experiments.bench.resume_damage import Outcome, damage_every_file, fill_a_disk
 from experiments.devices import show_cpu_devices
+from experiments.run_log import TIMED
 from sfpo_jax.training import check_checkpoint, exit_on_config_error, load_config
 
 PROGRAM = "python -m experiments.bench.resume"
@@ -101,7 +102,7 @@ class Bench:
     def _records(self, name: str) -> list[dict[str, Any]]:
         lines = (self.place / name / "metrics.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines]
-        return [{k: r[k] for k in r if k != "step_ms"} for r in records]
+        return [{k: r[k] for k in r if k not in TIMED} for r in records]
 
     def _arrays(self, name: str) -> dict[str, bytes]:
         import orbax.checkpoint as ocp

@@ -1,5 +1,6 @@
 """Meshes and training steps."""
 
+from sfpo_jax.parallel._agreement import checksum as checksum
 from sfpo_jax.parallel._hosts import Hosts as Hosts
 from sfpo_jax.parallel._hosts import current_hosts as current_hosts
 from sfpo_jax.parallel._join import is_launched as is_launched

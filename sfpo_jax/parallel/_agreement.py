@@ -35,7 +35,7 @@ def make_check(mesh: Mesh, specs: Any) -> Callable[[Any], jax.Array]:
         found = []
         for leaf, spec in zip(jax.tree.leaves(tree), flat, strict=True):
             copies = tuple(a for a in axes if a not in _named(spec))
-            number = _checksum(leaf)
+            number = checksum(leaf)
             if math.prod(mesh.shape[a] for a in copies) == 1:
                 differs = jnp.bool_(False)
             else:
@@ -63,7 +63,7 @@ def _named(spec: PartitionSpec) -> set[str]:
     return named
 
 
-def _checksum(x: jax.Array) -> jax.Array:
+def checksum(x: jax.Array) -> jax.Array:
     """uint32[]; differs where a single entry does, or two have changed places."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)

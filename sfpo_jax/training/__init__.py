@@ -52,6 +52,7 @@ from sfpo_jax.training._metrics import JsonLines as JsonLines
 from sfpo_jax.training._metrics import Record as Record
 from sfpo_jax.training._metrics import TensorBoard as TensorBoard
 from sfpo_jax.training._metrics import check_tensorboard as check_tensorboard
+from sfpo_jax.training._metrics import read_records as read_records
 from sfpo_jax.training._optimizer import ONE_BIT as ONE_BIT
 from sfpo_jax.training._optimizer import compressed_steps as compressed_steps
 from sfpo_jax.training._optimizer import make_dense_optimizer as make_dense_optimizer
@@ -75,6 +76,8 @@ from sfpo_jax.training._text_windows import split_tokens as split_tokens
 from sfpo_jax.training._text_windows import text_windows as text_windows
 from sfpo_jax.training._tune import Tuned as Tuned
 from sfpo_jax.training._tune import tune_yaml as tune_yaml
+from sfpo_jax.training._vitals import Vitals as Vitals
+from sfpo_jax.training._vitals import memory_share as memory_share
 from sfpo_jax.training._yaml import parse_yaml as parse_yaml
 from sfpo_jax.training._yaml import read_yaml as read_yaml
 from sfpo_jax.training._yaml import write_yaml as write_yaml

@@ -1,6 +1,7 @@
 """The loop: steps, tests, checkpoints, and the ways to end."""
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -37,6 +38,9 @@ class Monitor:
             the test after that is still to come.
           saved: what `get_state` gave when the checkpoint was made, None without.
         """
+
+    def fetched(self, seconds: float) -> None:
+        """The batch of the next step came, after so long a wait."""
 
     def dispatched(self, done: int, state: TrainState) -> None:
         """Step `done` is on its way; its `state` is gone with the next step."""
@@ -166,6 +170,7 @@ class _Loop:
         return Fit(self._state, self._done, False)
 
     def _advance(self) -> None:
+        began = time.perf_counter()
         try:
             batch = next(self._data)
         except StopIteration:
@@ -173,6 +178,7 @@ class _Loop:
                 f"`data` must give {self._train.steps} batches (`train.steps`), got "
                 f"{self._done}: let it begin anew."
             ) from None
+        self._monitor.fetched(time.perf_counter() - began)
         with jax.transfer_guard("disallow"):
             self._state, metrics = self._step(self._state, batch)
             if self._ema and self._mean:

@@ -50,9 +50,7 @@ class JsonLines:
 
     def read(self) -> list[Record]:
         """All records; one that is no JSON any more is left out."""
-        if not self.path.exists():
-            return []
-        return [r for line in self._lines() if (r := _parse(line)) is not None]
+        return read_records(self.path)
 
     def rewind(self, is_kept: Callable[[Record], bool]) -> None:
         """Keeps some records only, e.g. those up to the step a run goes on from."""
@@ -68,6 +66,21 @@ class JsonLines:
 
     def _lines(self) -> list[bytes]:
         return self.path.read_bytes().splitlines(keepends=True)
+
+
+def read_records(path: str | Path) -> list[Record]:
+    """The records of a file that another program may be writing.
+
+    Args:
+      path: as of `JsonLines`.
+
+    Returns:
+      All of them, without a line that is no JSON, as one that is half written; none
+      of a file that is not there.
+    """
+    path = Path(path)
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [record for line in lines if (record := _parse(line)) is not None]
 
 
 def _parse(line: bytes) -> Record | None:
