@@ -43,24 +43,20 @@ class Bins {
     tile.bin = tile.bin_before = tile.bin_after = kNone;
   }
 
-  // A hole of at least `size` bytes, kNone where there is none. Of the bin that holds such and
-  // smaller ones only the first are looked at, unless the search is thorough.
-  uint32_t find(uint64_t size, bool is_thorough) const {
-    uint32_t bin = bin_of(size);
-    uint32_t id = heads_[bin];
-    for (int i = 0; id != kNone && (is_thorough || i < kLooks); ++i, id = tiles_[id].bin_after) {
-      if (tiles_[id].size >= size) return id;
+  // A hole of at least `size` bytes that is accepted, smaller ones first; kNone where none is.
+  // At most `looks` are looked at; in the bin that holds smaller ones too, half of these.
+  template <typename Accept>
+  uint32_t find(uint64_t size, uint32_t looks, Accept accept) const {
+    uint32_t first = bin_of(size);
+    uint32_t left = looks - looks / 2;
+    for (uint32_t bin = first; bin != kNone; bin = next_bin(bin)) {
+      for (uint32_t id = heads_[bin]; id != kNone && left > 0; id = tiles_[id].bin_after, --left) {
+        if (tiles_[id].size >= size && accept(id)) return id;
+      }
+      if (bin == first) left += looks / 2;
+      if (left == 0) return kNone;
     }
-    uint32_t row = bin / kFine;
-    // Shifted in two steps: the last bin of a row is followed by no other.
-    uint32_t finer = fine_[row] & (~uint32_t{1} << (bin % kFine));
-    if (finer == 0) {
-      uint64_t rows = coarse_ & (~uint64_t{1} << row);
-      if (rows == 0) return kNone;
-      row = static_cast<uint32_t>(__builtin_ctzll(rows));
-      finer = fine_[row];
-    }
-    return heads_[row * kFine + static_cast<uint32_t>(__builtin_ctz(finer))];
+    return kNone;
   }
 
   // The largest hole; kNone where there is none at all.
@@ -78,7 +74,20 @@ class Bins {
  private:
   static constexpr uint32_t kFine = 16;  // bins between a power of two and the next
   static constexpr uint32_t kRows = 60;
-  static constexpr int kLooks = 8;
+
+  // The next bin with a hole in it; kNone after the last.
+  uint32_t next_bin(uint32_t bin) const {
+    uint32_t row = bin / kFine;
+    // Shifted in two steps: the last bin of a row is followed by no other.
+    uint32_t finer = fine_[row] & (~uint32_t{1} << (bin % kFine));
+    if (finer == 0) {
+      uint64_t rows = coarse_ & (~uint64_t{1} << row);
+      if (rows == 0) return kNone;
+      row = static_cast<uint32_t>(__builtin_ctzll(rows));
+      finer = fine_[row];
+    }
+    return row * kFine + static_cast<uint32_t>(__builtin_ctz(finer));
+  }
 
   uint32_t bin_of(uint64_t size) const {
     uint64_t units = size / unit_;

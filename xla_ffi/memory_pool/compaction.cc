@@ -6,7 +6,8 @@
 namespace sfpo::pool {
 
 Code Pool::allocate_movable(uint64_t size, sfpo_pool_handle* handle) {
-  Lock lock(mutex_);
+  Guard guard(lock_);
+  settle();
   if (spare_handle_ == kNone) {
     handles_.emplace_back();
     spare_handle_ = static_cast<uint32_t>(handles_.size() - 1);
@@ -38,7 +39,7 @@ Code Pool::find_handle(sfpo_pool_handle handle, uint32_t* index) {
 }
 
 Code Pool::pin(sfpo_pool_handle handle, void** block) {
-  Lock lock(mutex_);
+  Guard guard(lock_);
   uint32_t index = kNone;
   if (Code code = find_handle(handle, &index)) return code;
   ++handles_[index].pins;
@@ -47,7 +48,7 @@ Code Pool::pin(sfpo_pool_handle handle, void** block) {
 }
 
 Code Pool::unpin(sfpo_pool_handle handle) {
-  Lock lock(mutex_);
+  Guard guard(lock_);
   uint32_t index = kNone;
   if (Code code = find_handle(handle, &index)) return code;
   if (handles_[index].pins == 0) {
@@ -58,7 +59,7 @@ Code Pool::unpin(sfpo_pool_handle handle) {
 }
 
 Code Pool::free_movable(sfpo_pool_handle handle) {
-  Lock lock(mutex_);
+  Guard guard(lock_);
   uint32_t index = kNone;
   if (Code code = find_handle(handle, &index)) return code;
   if (handles_[index].pins > 0) {
@@ -75,7 +76,7 @@ Code Pool::free_movable(sfpo_pool_handle handle) {
 }
 
 Code Pool::compact(uint64_t* given_back) {
-  Lock lock(mutex_);
+  Guard guard(lock_);
   *given_back = 0;
   if (Code code = free_passed(false)) return code;
   return compact_all(given_back);
@@ -97,10 +98,11 @@ bool Pool::may_move(uint32_t tile) const {
 Code Pool::compact_all(uint64_t* given_back) {
   struct Page {
     uint64_t number;
-    uint64_t used;     // bytes of blocks in it
-    uint32_t tile;     // one of them
+    uint64_t used;    // bytes of blocks in it
+    uint32_t tile;    // one of them
     bool is_movable;  // all of them
   };
+  settle();
   ++numbers_.compactions;
   std::vector<Page> pages;
   for (uint32_t id = 0; id < heap_.tiles().size(); ++id) {
@@ -139,8 +141,25 @@ Code Pool::compact_all(uint64_t* given_back) {
     if (!page.is_movable || page.used == heap_.page() || !is_there) continue;
     if ((code = empty_page(page.tile, begin)) != SFPO_POOL_OK) break;
   }
+  if (code == SFPO_POOL_OK) code = tighten();
   *given_back = (before - heap_.map().used()) * heap_.page();
   return code;
+}
+
+// Large blocks move to where they share their first page, as far as there are pages for copies.
+Code Pool::tighten() {
+  for (uint32_t id = 0; id < heap_.tiles().size(); ++id) {
+    if (heap_.tiles()[id].size < heap_.page() || !may_move(id)) continue;
+    uint32_t place = kNone;
+    if (Code code = heap_.place_tighter(id, &place)) return code;
+    if (place == kNone) continue;
+    Code code = move_block(id, place);
+    if (code != SFPO_POOL_OK) {
+      heap_.release(place);
+      return code;
+    }
+  }
+  return SFPO_POOL_OK;
 }
 
 // All blocks of the page find holes elsewhere, or all stay.
@@ -152,14 +171,13 @@ Code Pool::empty_page(uint32_t tile, uint64_t page_begin) {
     if (heap_.tiles()[id].kind == Kind::live) blocks.push_back(id);
   }
   // The largest are the hardest to place.
-  std::sort(blocks.begin(), blocks.end(), [&](uint32_t a, uint32_t b) {
-    return heap_.tiles()[a].size > heap_.tiles()[b].size;
-  });
+  std::sort(blocks.begin(), blocks.end(),
+            [&](uint32_t a, uint32_t b) { return heap_.tiles()[a].size > heap_.tiles()[b].size; });
   places.reserve(blocks.size());
   heap_.tiles().prepare(heap_.blocks() + blocks.size());
   heap_.withhold(first, page_begin, true);
   for (uint32_t id : blocks) {
-    uint32_t place = heap_.place_in_hole(heap_.tiles()[id].size, heap_.unit(), false);
+    uint32_t place = heap_.place_in_hole(heap_.tiles()[id].size, heap_.unit());
     if (place == kNone) break;
     places.push_back(place);
   }
@@ -189,9 +207,10 @@ Code Pool::move_block(uint32_t from, uint32_t to) {
   moved.owner = old.owner;
   handles_[old.owner].tile = to;
   numbers_.moved += old.size;
-  Code code = options_.poison ? pages_->fill(old.offset, old.size, kPoison) : SFPO_POOL_OK;
+  // From here on it has moved, whatever becomes of the place that it leaves.
+  if (options_.poison) pages_->fill(old.offset, old.size, kPoison);
   heap_.release(from);
-  return code;
+  return SFPO_POOL_OK;
 }
 
 }  // namespace sfpo::pool

@@ -59,8 +59,8 @@ Code HostPages::unmap(uint32_t first, uint32_t count) {
 Code HostPages::move(uint32_t from, uint32_t to) {
 #ifdef MREMAP_DONTUNMAP
   // Without that flag there would be a hole in the range for a moment, for any thread's mmap.
-  void* moved = mremap(at(from), page_, page_, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP,
-                       at(to));
+  void* moved =
+      mremap(at(from), page_, page_, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, at(to));
   if (moved != MAP_FAILED) {
     // What stays behind has no memory any more. Should it remain accessible, that is harmless.
     unmap(from, 1);
@@ -117,8 +117,9 @@ Code HostPages::wait(uint64_t ticket) {
   bool is_passed = false;
   passed(ticket, &is_passed);
   if (is_passed) return SFPO_POOL_OK;
-  return fail(SFPO_POOL_BUSY, "a block was freed on a stream whose work is not complete; on the "
-                              "host `sfpo_pool_stream_complete` is what completes it");
+  return fail(SFPO_POOL_BUSY,
+              "a block was freed on a stream whose work is not complete; on the "
+              "host `sfpo_pool_stream_complete` is what completes it");
 }
 
 Code HostPages::submit(void* stream) {

@@ -3,14 +3,30 @@
 #include <algorithm>
 
 namespace sfpo::pool {
+namespace {
+
+// visit(word, the bits of these slots in it), until one returns false.
+template <typename Visit>
+bool each_word(uint32_t first, uint32_t count, Visit visit) {
+  for (uint32_t slot = first, end = first + count; slot < end;) {
+    uint32_t bit = slot % 64, bits = std::min(64 - bit, end - slot);
+    uint64_t mask = (bits == 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1) << bit;
+    if (!visit(slot / 64, mask)) return false;
+    slot += bits;
+  }
+  return true;
+}
+
+}  // namespace
 
 uint32_t PageMap::slots_for(uint32_t limit) {
   // First fit, with L pages at most in runs of up to L, needs about L log2 L addresses in the
   // worst case (J. M. Robson, Worst case fragmentation of first fit and best fit storage
   // allocation strategies, The Computer Journal 20, 1977).
+  // Twice that leaves gaps for runs to grow into.
   uint64_t factor = 2;
   for (uint32_t left = limit; left > 1; left /= 2) ++factor;
-  return static_cast<uint32_t>(std::min<uint64_t>(factor * limit, kNone - 1));
+  return static_cast<uint32_t>(std::min<uint64_t>(2 * factor * limit, kNone - 1));
 }
 
 Code PageMap::reserve(uint64_t page) {
@@ -24,15 +40,32 @@ Code PageMap::reserve(uint64_t page) {
 
 Code PageMap::acquire(uint32_t count, uint32_t* first) {
   if (count > limit_ - used_) return SFPO_POOL_OUT_OF_MEMORY;
-  if (!take_cached(count, first)) {
-    *first = find_slots(count);
-    if (*first == kNone) {
-      return fail(SFPO_POOL_OUT_OF_MEMORY, "no %u pages of addresses side by side are left",
-                  count);
-    }
-    if (Code code = complete(*first, count)) return code;
+  if (take_cached(count, first)) {
+    mark(*first, count, true);
+    used_ += count;
+    return SFPO_POOL_OK;
   }
-  mark(*first, count, true);
+  *first = find_slots(count, kGap);
+  if (*first == kNone) *first = find_slots(count, 0);
+  if (*first == kNone) {
+    return fail(SFPO_POOL_SYSTEM, "no %u pages of addresses side by side are left", count);
+  }
+  return take(*first, count);
+}
+
+bool PageMap::is_free(uint32_t first, uint32_t count) const {
+  if (first >= slots_ || count > slots_ - first) return false;
+  return each_word(first, count,
+                   [this](uint32_t word, uint64_t mask) { return (is_used_[word] & mask) == 0; });
+}
+
+Code PageMap::acquire_at(uint32_t first, uint32_t count) {
+  return count > limit_ - used_ ? SFPO_POOL_OUT_OF_MEMORY : take(first, count);
+}
+
+Code PageMap::take(uint32_t first, uint32_t count) {
+  if (Code code = complete(first, count)) return code;
+  mark(first, count, true);
   used_ += count;
   most_mapped_ = std::max(most_mapped_, used_ + cached_);
   return SFPO_POOL_OK;
@@ -76,8 +109,9 @@ bool PageMap::take_cached(uint32_t count, uint32_t* first) {
   return true;
 }
 
-uint32_t PageMap::find_slots(uint32_t count) const {
-  uint32_t length = 0;
+uint32_t PageMap::find_slots(uint32_t count, uint32_t gap) const {
+  // Nothing lies before the first slot.
+  uint32_t length = gap;
   for (uint32_t slot = 0; slot < slots_;) {
     uint64_t word = is_used_[slot / 64] >> (slot % 64);
     uint32_t left = std::min(64 - slot % 64, slots_ - slot);
@@ -90,7 +124,7 @@ uint32_t PageMap::find_slots(uint32_t count) const {
       uint32_t zeros = word == 0 ? left : std::min<uint32_t>(__builtin_ctzll(word), left);
       slot += zeros;
       length += zeros;
-      if (length >= count) return slot - length;
+      if (length >= count + gap) return slot - length + gap;
     }
   }
   return kNone;
@@ -160,16 +194,10 @@ void PageMap::look_at(uint32_t first, uint32_t count) {
 }
 
 void PageMap::mark(uint32_t first, uint32_t count, bool is_used) {
-  for (uint32_t slot = first, end = first + count; slot < end;) {
-    uint32_t bit = slot % 64, bits = std::min(64 - bit, end - slot);
-    uint64_t mask = (bits == 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1) << bit;
-    if (is_used) {
-      is_used_[slot / 64] |= mask;
-    } else {
-      is_used_[slot / 64] &= ~mask;
-    }
-    slot += bits;
-  }
+  each_word(first, count, [&](uint32_t word, uint64_t mask) {
+    is_used_[word] = is_used ? is_used_[word] | mask : is_used_[word] & ~mask;
+    return true;
+  });
 }
 
 void PageMap::add_cached(uint32_t first, uint32_t count) {

@@ -38,6 +38,9 @@ class PageMap {
   // A run of `count` pages, its first slot in `first`. OUT_OF_MEMORY, without a message, above
   // the limit.
   Code acquire(uint32_t count, uint32_t* first);
+  // The same in these very slots; false where one of them is in use, or is none.
+  bool is_free(uint32_t first, uint32_t count) const;
+  Code acquire_at(uint32_t first, uint32_t count);
   // With `poison`, they are to be filled already.
   void release(uint32_t first, uint32_t count);
   // Gives cached pages back until at most `keep` are left.
@@ -52,10 +55,14 @@ class PageMap {
   const std::vector<Run>& cached_runs() const { return runs_; }
 
  private:
+  // Slots left free before a run, so that the one in front of it can grow.
+  static constexpr uint32_t kGap = 32;
+
   // The cached run that `count` pages fit into best, or nothing.
   bool take_cached(uint32_t count, uint32_t* first);
-  // The lowest run of slots that are not in use.
-  uint32_t find_slots(uint32_t count) const;
+  // The lowest run of slots that are not in use, after `gap` others that are not; kNone.
+  uint32_t find_slots(uint32_t count, uint32_t gap) const;
+  Code take(uint32_t first, uint32_t count);
   // Puts pages into the slots of a run that have none.
   Code complete(uint32_t first, uint32_t count);
   Code fill_gap(uint32_t first, uint32_t end, uint32_t* filled);

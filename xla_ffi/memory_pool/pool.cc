@@ -46,7 +46,20 @@ Pool::Pool(std::unique_ptr<Pages> pages, const sfpo_pool_options& options)
 Pool::~Pool() { heap_.map().trim(0); }
 
 Code Pool::allocate(uint64_t size, uint64_t alignment, void** block) {
-  Lock lock(mutex_);
+  Guard guard(lock_);
+  if (kept_ != kNone && alignment == 0 && streams_.empty()) {
+    Tile& tile = heap_.tiles()[kept_];
+    if (size <= tile.size && size + heap_.unit() > tile.size) {
+      *block = address(kept_);
+      tile.kind = Kind::live;
+      tile.requested = size;
+      numbers_.requested += size;
+      ++numbers_.allocations;
+      kept_ = kNone;
+      return SFPO_POOL_OK;
+    }
+  }
+  settle();
   table_.prepare(1);
   uint32_t tile = kNone;
   if (Code code = give(size, alignment, &tile)) return code;
@@ -83,31 +96,49 @@ Code Pool::give(uint64_t size, uint64_t alignment, uint32_t* tile) {
 }
 
 Code Pool::place(uint64_t size, uint64_t alignment, uint32_t* tile) {
-  last_message().clear();
   Code code = heap_.place(size, alignment, tile);
   if (code == SFPO_POOL_OUT_OF_MEMORY && movable_ > 0) {
     uint64_t given_back = 0;
     if (Code moved = compact_all(&given_back)) return moved;
-    last_message().clear();
     if (given_back > 0) code = heap_.place(size, alignment, tile);
   }
-  if (code != SFPO_POOL_OUT_OF_MEMORY || !last_message().empty()) return code;
-  return fail(code, "no room for %s: %s of %s are in use, %s of it waiting for streams; the "
-                    "largest block that can be had is %s",
+  if (code != SFPO_POOL_OUT_OF_MEMORY) return code;
+  return fail(code,
+              "no room for %s: %s of %s are in use, %s of it waiting for streams; the "
+              "largest block that can be had is %s",
               in_words(size).c_str(), in_words(heap_.in_use()).c_str(),
               in_words(options_.limit).c_str(), in_words(numbers_.waiting).c_str(),
               in_words(heap_.largest()).c_str());
 }
 
 Code Pool::free(void* block) {
-  Lock lock(mutex_);
+  Guard guard(lock_);
   uint32_t tile = kNone;
   if (Code code = find_block(block, &tile)) return code;
-  table_.erase(heap_.tiles()[tile].offset);
-  if (Code code = retire(tile)) return code;
+  settle();
+  if (may_keep(heap_.tiles()[tile])) {
+    numbers_.requested -= heap_.tiles()[tile].requested;
+    heap_.tiles()[tile].kind = Kind::kept;
+    kept_ = tile;
+    ++frees_;
+  } else {
+    table_.erase(heap_.tiles()[tile].offset);
+    if (Code code = retire(tile)) return code;
+  }
   Code code = free_passed(false);
   compact_when_due();
   return code;
+}
+
+void Pool::settle() {
+  if (kept_ == kNone) return;
+  table_.erase(heap_.tiles()[kept_].offset);
+  heap_.release(kept_);
+  kept_ = kNone;
+}
+
+bool Pool::may_keep(const Tile& tile) const {
+  return !options_.poison && tile.size <= options_.cache;
 }
 
 Code Pool::find_block(void* block, uint32_t* tile) {
@@ -121,8 +152,13 @@ Code Pool::find_block(void* block, uint32_t* tile) {
   }
   *tile = table_.find(place);
   if (*tile == kNone) {
-    return fail(SFPO_POOL_DOUBLE_FREE, "no block begins at %p: it was freed before, or this is an "
-                                       "address inside of one", block);
+    return fail(SFPO_POOL_DOUBLE_FREE,
+                "no block begins at %p: it was freed before, or this is an "
+                "address inside of one",
+                block);
+  }
+  if (heap_.tiles()[*tile].kind == Kind::kept) {
+    return fail(SFPO_POOL_DOUBLE_FREE, "the block at %p was freed before", block);
   }
   if (heap_.tiles()[*tile].kind == Kind::waiting) {
     return fail(SFPO_POOL_DOUBLE_FREE, "the block at %p was freed before, on a stream", block);
@@ -155,14 +191,16 @@ Code Pool::look_at(uint32_t tile) {
 }
 
 Code Pool::trim() {
-  Lock lock(mutex_);
+  Guard guard(lock_);
+  settle();
   Code code = free_passed(false);
   heap_.map().trim(0);
   return code;
 }
 
 Code Pool::check() {
-  Lock lock(mutex_);
+  Guard guard(lock_);
+  settle();
   if (Code code = free_passed(false)) return code;
   for (uint32_t id = 0; id < heap_.tiles().size(); ++id) {
     if (heap_.tiles()[id].kind != Kind::hole) continue;
@@ -183,7 +221,8 @@ Code Pool::check() {
 }
 
 Code Pool::statistics(sfpo_pool_statistics* found) {
-  Lock lock(mutex_);
+  Guard guard(lock_);
+  settle();
   if (Code code = free_passed(false)) return code;
   const PageMap& map = heap_.map();
   uint64_t page = heap_.page();
@@ -206,11 +245,14 @@ Code Pool::statistics(sfpo_pool_statistics* found) {
 }
 
 Code Pool::may_end() {
-  Lock lock(mutex_);
+  Guard guard(lock_);
+  settle();
   if (Code code = free_passed(false)) return code;
   if (heap_.blocks() == 0) return SFPO_POOL_OK;
-  return fail(SFPO_POOL_BUSY, "%" PRIu64 " blocks of %s are still alive, %s of it waiting for "
-                              "streams: free them first",
+  return fail(SFPO_POOL_BUSY,
+              "%" PRIu64
+              " blocks of %s are still alive, %s of it waiting for "
+              "streams: free them first",
               heap_.blocks(), in_words(heap_.in_use()).c_str(),
               in_words(numbers_.waiting).c_str());
 }

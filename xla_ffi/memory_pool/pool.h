@@ -9,6 +9,7 @@
 
 #include "memory_pool/address_table.h"
 #include "memory_pool/heap.h"
+#include "memory_pool/lock.h"
 #include "memory_pool/pages.h"
 
 namespace sfpo::pool {
@@ -16,8 +17,8 @@ namespace sfpo::pool {
 class Pool {
  public:
   // Checks the options and reserves the addresses; null, with the code, where it cannot.
-  static std::unique_ptr<Pool> make(std::unique_ptr<Pages> pages,
-                                    const sfpo_pool_options& options, Code* code);
+  static std::unique_ptr<Pool> make(std::unique_ptr<Pages> pages, const sfpo_pool_options& options,
+                                    Code* code);
   ~Pool();
 
   Code allocate(uint64_t size, uint64_t alignment, void** block);
@@ -41,7 +42,7 @@ class Pool {
   Code may_end();
 
  private:
-  using Lock = std::lock_guard<std::mutex>;
+  using Guard = std::lock_guard<Lock>;
   static constexpr uint8_t kPoison = 0xDB;
 
   struct Handle {
@@ -62,6 +63,9 @@ class Pool {
   Pool(std::unique_ptr<Pages> pages, const sfpo_pool_options& options);
 
   // All below are called under the lock.
+  // Really frees the block that was freed last.
+  void settle();
+  bool may_keep(const Tile& tile) const;
   Code give(uint64_t size, uint64_t alignment, uint32_t* tile);
   Code place(uint64_t size, uint64_t alignment, uint32_t* tile);
   Code find_block(void* block, uint32_t* tile);
@@ -75,18 +79,22 @@ class Pool {
   bool may_move(uint32_t tile) const;
   Code empty_page(uint32_t tile, uint64_t page_begin);
   void compact_when_due();
+  Code tighten();
   Code move_block(uint32_t from, uint32_t to);
 
   char* address(uint32_t tile) const { return pages_->base() + heap_.tiles()[tile].offset; }
 
   sfpo_pool_options options_;
   std::unique_ptr<Pages> pages_;
-  std::mutex mutex_;
+  Lock lock_;
   Heap heap_;
   AddressTable table_;  // blocks by address; those with handles are not in it
   std::vector<Handle> handles_;
   uint32_t spare_handle_ = kNone;
   std::vector<Stream> streams_;
+  // A caller that frees a block often asks for one of the same size next, and gets it at the
+  // price of malloc. Every other call settles it first: nobody sees it.
+  uint32_t kept_ = kNone;
   uint64_t movable_ = 0;
   uint64_t frees_ = 0;
   sfpo_pool_statistics numbers_{};

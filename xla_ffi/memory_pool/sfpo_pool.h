@@ -40,9 +40,9 @@ typedef uint64_t sfpo_pool_handle; /* of a block that may be moved; 0 is none */
 
 /* All sizes are in bytes. */
 typedef struct sfpo_pool_options {
-  uint64_t limit; /* mapped memory at most; rounded down to whole pages */
-  uint64_t page;  /* a power of two; a multiple of what the memory is given out in */
-  uint64_t cache; /* free pages that stay mapped, at most; 0: every release is immediate */
+  uint64_t limit;        /* mapped memory at most; rounded down to whole pages */
+  uint64_t page;         /* a power of two; a multiple of what the memory is given out in */
+  uint64_t cache;        /* free pages that stay mapped, at most; 0: every release is immediate */
   int32_t backend;       /* sfpo_pool_backend */
   int32_t device;        /* CUDA's number of the GPU */
   int32_t poison;        /* 1: freed memory is filled, and looked at before it is used again */
@@ -52,26 +52,26 @@ typedef struct sfpo_pool_options {
 
 /* All but the counts are in bytes. */
 typedef struct sfpo_pool_statistics {
-  uint64_t reserved;     /* addresses; they cost nothing */
-  uint64_t limit;        /* mapped memory at most */
-  uint64_t page;         /* a page */
-  uint64_t mapped;       /* pages now mapped: those that blocks lie in, and cached ones */
-  uint64_t cached;       /* mapped pages that no block lies in */
-  uint64_t in_use;       /* blocks, each rounded up to the alignment; waiting ones too */
-  uint64_t requested;    /* blocks, as they were asked for */
-  uint64_t waiting;      /* blocks freed on a stream that has not come so far */
-  uint64_t free;         /* limit - in_use */
-  uint64_t largest_free; /* the largest block that can be had now */
-  uint64_t peak_mapped;  /* the most that was ever mapped */
-  uint64_t peak_in_use;  /* the most that was ever in use */
-  uint64_t moved;        /* copied by compactions */
-  uint64_t blocks;       /* how many are alive, waiting ones included */
-  uint64_t allocations;  /* calls that gave a block */
-  uint64_t compactions;  /* calls that looked for something to move */
-  uint64_t pages_mapped; /* pages ever mapped anew */
+  uint64_t reserved;         /* addresses; they cost nothing */
+  uint64_t limit;            /* mapped memory at most */
+  uint64_t page;             /* a page */
+  uint64_t mapped;           /* pages now mapped: those that blocks lie in, and cached ones */
+  uint64_t cached;           /* mapped pages that no block lies in */
+  uint64_t in_use;           /* blocks, each rounded up to the alignment; waiting ones too */
+  uint64_t requested;        /* blocks, as they were asked for */
+  uint64_t waiting;          /* blocks freed on a stream that has not come so far */
+  uint64_t free;             /* limit - in_use */
+  uint64_t largest_free;     /* the largest block that can be had now */
+  uint64_t peak_mapped;      /* the most that was ever mapped */
+  uint64_t peak_in_use;      /* the most that was ever in use */
+  uint64_t moved;            /* copied by compactions */
+  uint64_t blocks;           /* how many are alive, waiting ones included */
+  uint64_t allocations;      /* calls that gave a block */
+  uint64_t compactions;      /* calls that looked for something to move */
+  uint64_t pages_mapped;     /* pages ever mapped anew */
   uint64_t pages_given_back; /* pages ever given back */
-  uint64_t pages_moved;  /* free pages mapped at another address to lie side by side */
-  uint64_t damaged;      /* writes after a free that were found */
+  uint64_t pages_moved;      /* free pages mapped at another address to lie side by side */
+  uint64_t damaged;          /* writes after a free that were found */
 } sfpo_pool_statistics;
 
 SFPO_POOL_API int sfpo_pool_version(void);

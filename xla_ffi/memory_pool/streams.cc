@@ -4,9 +4,10 @@
 namespace sfpo::pool {
 
 Code Pool::free_on_stream(void* block, void* stream) {
-  Lock lock(mutex_);
+  Guard guard(lock_);
   uint32_t tile = kNone;
   if (Code code = find_block(block, &tile)) return code;
+  settle();
   Stream* found = nullptr;
   for (Stream& one : streams_) {
     if (one.stream == stream) found = &one;
@@ -32,8 +33,8 @@ Code Pool::free_passed(bool is_waiting) {
     while (!streams_[i].frees.empty()) {
       Waiting first = streams_[i].frees.front();
       bool is_passed = is_waiting;
-      Code code = is_waiting ? pages_->wait(first.ticket)
-                             : pages_->passed(first.ticket, &is_passed);
+      Code code =
+          is_waiting ? pages_->wait(first.ticket) : pages_->passed(first.ticket, &is_passed);
       if (code != SFPO_POOL_OK) return code;
       if (!is_passed) break;
       streams_[i].frees.pop_front();
@@ -47,22 +48,24 @@ Code Pool::free_passed(bool is_waiting) {
 }
 
 Code Pool::collect() {
-  Lock lock(mutex_);
+  Guard guard(lock_);
+  settle();
   return free_passed(false);
 }
 
 Code Pool::wait() {
-  Lock lock(mutex_);
+  Guard guard(lock_);
+  settle();
   return free_passed(true);
 }
 
 Code Pool::submit(void* stream) {
-  Lock lock(mutex_);
+  Guard guard(lock_);
   return pages_->submit(stream);
 }
 
 Code Pool::complete(void* stream) {
-  Lock lock(mutex_);
+  Guard guard(lock_);
   return pages_->complete(stream);
 }
 

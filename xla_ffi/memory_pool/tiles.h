@@ -13,6 +13,7 @@ enum class Kind : uint8_t {
   hole,     // free bytes of a page that is in use
   live,     // a block
   waiting,  // a block that is freed when a stream comes so far
+  kept,     // the block that was freed last, still whole
 };
 
 // A piece of pages in use. Tiles cover runs of pages without gaps; `before` and `after` are the
@@ -20,14 +21,15 @@ enum class Kind : uint8_t {
 struct Tile {
   uint64_t offset = 0;
   uint64_t size = 0;
-  uint64_t requested = 0;   // of a block, as it was asked for
+  uint64_t requested = 0;  // of a block, as it was asked for
   uint32_t before = kNone;
   uint32_t after = kNone;
   uint32_t bin_before = kNone;  // holes of about the same size
   uint32_t bin_after = kNone;
   uint32_t bin = kNone;
-  uint32_t owner = kNone;   // of a movable block, its entry among the handles
+  uint32_t owner = kNone;  // of a movable block, its entry among the handles
   Kind kind = Kind::spare;
+  bool is_last = false;  // of a hole in a bin, that it ended its run as it came there
 
   uint64_t end() const { return offset + size; }
 };

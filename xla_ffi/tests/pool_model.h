@@ -25,7 +25,8 @@ inline void require(bool condition, const char* what) {
 // Every so many calls fail, as where the system has no memory.
 class FlakyPages final : public Pages {
  public:
-  FlakyPages(std::unique_ptr<Pages> pages, uint64_t seed) : pages_(std::move(pages)), random_(seed) {}
+  FlakyPages(std::unique_ptr<Pages> pages, uint64_t seed)
+      : pages_(std::move(pages)), random_(seed) {}
   void refuse_one_of(int64_t calls) { one_of_ = calls; }
 
   Code reserve(uint32_t slots, uint64_t page) override { return pages_->reserve(slots, page); }
