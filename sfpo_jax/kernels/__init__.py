@@ -25,6 +25,11 @@ from sfpo_jax.kernels._onebit import AdamFactors as AdamFactors
 from sfpo_jax.kernels._onebit import onebit_apply as onebit_apply
 from sfpo_jax.kernels._onebit import onebit_directions as onebit_directions
 from sfpo_jax.kernels._onebit import raised_variance as raised_variance
+from sfpo_jax.kernels._pool import NativePool as NativePool
+from sfpo_jax.kernels._pool import PoolError as PoolError
+from sfpo_jax.kernels._pool import PoolMemoryError as PoolMemoryError
+from sfpo_jax.kernels._pool import PoolNumbers as PoolNumbers
+from sfpo_jax.kernels._pool import pool_problem as pool_problem
 from sfpo_jax.kernels._quantized import Quantized as Quantized
 from sfpo_jax.kernels._quantized import block_size as block_size
 from sfpo_jax.kernels._quantized import dequantize as dequantize
