@@ -1,7 +1,7 @@
 """The paged memory pool of `xla_ffi/memory_pool`, called through ctypes.
 
-Addresses and sizes are plain integers here; `sfpo_jax.memory.Pool` makes arrays of them.
-What the calls do stands in `xla_ffi/memory_pool/sfpo_pool.h`.
+Addresses and sizes are plain integers here; `sfpo_jax.memory.Pool` makes arrays of
+them. What the calls do stands in `xla_ffi/memory_pool/sfpo_pool.h`.
 """
 
 import ctypes

@@ -186,7 +186,7 @@ class Movable:
         yield _view(native, address, self.shape, self.dtype, unpin)
 
 
-def _alias(array: np.ndarray, device: jax.Device) -> jax.Array:
+def _alias(array: np.ndarray, device: Any) -> jax.Array:
     return jax.device_put(array, device, may_alias=True)
 
 
@@ -204,4 +204,4 @@ def _view(
     buffer = (ctypes.c_ubyte * _bytes(shape, dtype)).from_address(address)
     # Every view has it as its base; and the pool lasts as long as the call is due.
     weakref.finalize(buffer, release).atexit = False
-    return np.frombuffer(buffer, np.uint8).view(dtype).reshape(shape)
+    return np.ctypeslib.as_array(buffer).view(dtype).reshape(shape)

@@ -1,4 +1,4 @@
-"""JAX's allocator set from Python: what goes into the environment, and what is refused."""
+"""JAX's allocator set from Python: what the environment gets, and what is refused."""
 
 import os
 import subprocess
