@@ -1,23 +1,27 @@
 // Random calls on pools of many shapes, against a model.
 //
-//     pool_properties [CALLS [SEEDS]]    20,000 calls and 3 seeds where they are not given
-//     pool_properties --full             1,000,000 calls and 20 seeds
+//     pool_properties [CALLS [SEEDS [DRIVER]]]    20,000 calls and 3 seeds if not given
+//     pool_properties --full                      1,000,000 calls and 20 seeds
+//
+// With the file of tests/emulated/cuda_driver.cc for a driver, on the pages of a GPU.
 #include "tests/pool_model.h"
+#include "tests/pool_source.h"
 
 namespace sfpo::pool {
 namespace {
 
 class Run {
  public:
-  explicit Run(uint64_t seed) : seed_(seed), random_(seed) {
+  Run(const Source& source, uint64_t seed) : source_(source), seed_(seed), random_(seed) {
     const uint64_t pages[] = {4096, 16384, 65536};
-    options_.page = pages[random_.integer(0, 2)];
+    options_.page = pages[source.is_gpu() ? 2 : random_.integer(0, 2)];
     options_.limit = options_.page * static_cast<uint64_t>(random_.integer(20, 300));
     options_.cache =
         options_.page * static_cast<uint64_t>(random_.flag() ? random_.integer(0, 300) : 0);
     options_.poison = random_.flag();
     options_.compact_every = random_.flag() ? 500 : 0;
-    auto pages_made = std::make_unique<FlakyPages>(std::make_unique<HostPages>(), seed);
+    auto pages_made = std::make_unique<FlakyPages>(source.make(), seed);
+    unit_ = pages_made->alignment();
     flaky_ = pages_made.get();
     Code code = SFPO_POOL_OK;
     pool_ = Pool::make(std::move(pages_made), options_, &code);
@@ -85,12 +89,12 @@ class Run {
     }
     if (code != SFPO_POOL_OK) {
       bool is_full =
-          code == SFPO_POOL_OUT_OF_MEMORY && (!asks || block.size > fits || alignment > 64);
+          code == SFPO_POOL_OUT_OF_MEMORY && (!asks || block.size > fits || alignment > unit_);
       require(is_full || is_fine(code), "a block that fits was refused");
       return;
     }
     block.address = static_cast<char*>(address);
-    require(reinterpret_cast<uint64_t>(address) % std::max<uint64_t>(alignment, 64) == 0,
+    require(reinterpret_cast<uint64_t>(address) % std::max<uint64_t>(alignment, unit_) == 0,
             "a block is not aligned");
     write_marks(block.address, block);
     if (is_movable) {
@@ -162,10 +166,10 @@ class Run {
   void move_streams() {
     void* stream = reinterpret_cast<void*>(random_.integer(0, 3));
     if (random_.flag()) {
-      require(is_fine(pool_->submit(stream)), "no submit");
+      require(is_fine(source_.submit(*pool_, stream)), "no submit");
       ++ahead_[random_of(stream)];
     } else if (ahead_[random_of(stream)] > 0) {
-      require(is_fine(pool_->complete(stream)), "no complete");
+      require(is_fine(source_.complete(*pool_, stream)), "no complete");
       --ahead_[random_of(stream)];
     }
   }
@@ -198,7 +202,7 @@ class Run {
     if (code != SFPO_POOL_OK) return;
     static_cast<char*>(address)[0] = static_cast<char*>(address)[before.largest_free - 1] = 1;
     require(is_fine(pool_->free(address)), "a free failed");
-    code = pool_->allocate(before.largest_free + 64, 0, &address);
+    code = pool_->allocate(before.largest_free + unit_, 0, &address);
     // What moves may have made room for more.
     if (code == SFPO_POOL_OK) {
       require(numbers().compactions > before.compactions, "more than the largest was had");
@@ -258,7 +262,7 @@ class Run {
         check_marks(block.address, block);
       }
       requested += block.size;
-      rounded += (block.size + 63) / 64 * 64;
+      rounded += (block.size + unit_ - 1) / unit_ * unit_;
       places.emplace_back(static_cast<char*>(address), block.size);
     }
     std::sort(places.begin(), places.end());
@@ -279,7 +283,7 @@ class Run {
     flaky_->refuse_one_of(0);
     while (!blocks_.empty()) free_one();
     for (size_t i = 0; i < 4; ++i) {
-      while (ahead_[i]-- > 0) pool_->complete(reinterpret_cast<void*>(i));
+      while (ahead_[i]-- > 0) source_.complete(*pool_, reinterpret_cast<void*>(i));
     }
     require(pool_->wait() == SFPO_POOL_OK, "a block still waits");
     check_all();
@@ -310,7 +314,9 @@ class Run {
     return code == SFPO_POOL_OK || (is_flaky_ && code == SFPO_POOL_SYSTEM);
   }
 
+  const Source& source_;
   uint64_t seed_;
+  uint64_t unit_ = 0;
   Random random_;
   sfpo_pool_options options_{};
   FlakyPages* flaky_;
@@ -334,8 +340,11 @@ int main(int count, char** words) {
     std::fprintf(stderr, "error: pool_properties [CALLS [SEEDS]] or pool_properties --full\n");
     return 2;
   }
-  for (long seed = 0; seed < seeds; ++seed)
-    sfpo::pool::Run(static_cast<uint64_t>(seed)).run(calls);
+  sfpo::pool::Source source(count > 3 ? words[3] : nullptr);
+  for (long seed = 0; seed < seeds; ++seed) {
+    sfpo::pool::Run(source, static_cast<uint64_t>(seed)).run(calls);
+    sfpo::pool::require(source.in_use() == 0, "the GPU has lost pages");
+  }
   std::printf("pool_properties: nothing wrong in %ld calls for each of %ld seeds\n", calls, seeds);
   return 0;
 }
