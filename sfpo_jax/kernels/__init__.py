@@ -18,6 +18,7 @@ from sfpo_jax.kernels._hash import random_bits as random_bits
 from sfpo_jax.kernels._hash import random_units as random_units
 from sfpo_jax.kernels._hash import round_at_random as round_at_random
 from sfpo_jax.kernels._library import Library as Library
+from sfpo_jax.kernels._library import find_library as find_library
 from sfpo_jax.kernels._library import load_libraries as load_libraries
 from sfpo_jax.kernels._library import native_platforms as native_platforms
 from sfpo_jax.kernels._native import use_twins as use_twins

@@ -6,6 +6,7 @@
 // them. Prints a line for each contender: its name, and microseconds for one block in each round.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -41,22 +42,30 @@ sfpo_pool* make_pool(uint64_t cache) {
   return pool;
 }
 
-// Microseconds for one block; so many repetitions that a round takes a while.
+// Microseconds for one block: the median of batches long enough for the clock and short enough
+// that most are not interrupted.
 template <typename Allocate, typename Free>
 double time_round(uint64_t size, std::vector<void*>& blocks, Allocate allocate, Free free_one) {
-  int repetitions = 0;
-  auto began = Clock::now();
-  double passed = 0;
-  while (passed < 2000 && repetitions < 10000) {
-    for (void*& block : blocks) {
-      block = allocate(size);
-      touch(block, size);
+  constexpr double kBatch = 50, kRound = 5000;
+  std::vector<double> batches;
+  for (double all = 0; all < kRound;) {
+    int repetitions = 0;
+    double passed = 0;
+    for (auto began = Clock::now(); passed < kBatch; ++repetitions) {
+      for (void*& block : blocks) {
+        block = allocate(size);
+        touch(block, size);
+      }
+      for (void* block : blocks) free_one(block);
+      if (repetitions % 8 != 0 && passed > 0) continue;
+      passed = std::chrono::duration<double, std::micro>(Clock::now() - began).count();
     }
-    for (void* block : blocks) free_one(block);
-    ++repetitions;
-    passed = std::chrono::duration<double, std::micro>(Clock::now() - began).count();
+    batches.push_back(passed / repetitions / static_cast<double>(blocks.size()));
+    all += passed;
   }
-  return passed / repetitions / static_cast<double>(blocks.size());
+  std::nth_element(batches.begin(), batches.begin() + static_cast<long>(batches.size() / 2),
+                   batches.end());
+  return batches[batches.size() / 2];
 }
 
 struct Contender {
