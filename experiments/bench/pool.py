@@ -2,11 +2,12 @@
 
     python -m experiments.bench.pool
 
-Compiles two programs of `xla_ffi/tests`, which needs a C++ compiler, and writes JSON
-and tables. `pool_bench` allocates blocks, writes a byte into every 4 KiB of them and
-frees them, by the installed pool, by malloc and by mmap alone, in turns. `pool_trace`
-replays a recorded trace. Fails where the pool is slower than malloc, or where less than
-0.8 of what is free can be had in one block after a compaction.
+Compiles three programs of `xla_ffi/tests`, which needs a C++ compiler, and writes JSON
+and tables. `pool_floor` asks the system for memory in several ways. `pool_bench`
+allocates blocks, writes a byte into every 4 KiB of them and frees them, by the
+installed pool, by malloc and by mmap alone, in turns. `pool_trace` replays a recorded
+trace. Fails where the pool is slower than malloc, or where less than 0.8 of what is
+free can be had in one block after a compaction.
 """
 
 import dataclasses
@@ -48,6 +49,8 @@ class Options:
         for name, least in {"sizes": 1, "live": 1}.items():
             if not getattr(self, name) or min(getattr(self, name)) < least:
                 raise ConfigError(f"`{name}` must be numbers of at least {least}")
+        if all(size % 2 for size in self.sizes):
+            raise ConfigError("`sizes` must have an even one: huge pages are of 2 MiB")
         if self.rounds < 1:
             raise ConfigError(f"`rounds` must be at least 1, got {self.rounds}")
 
@@ -121,12 +124,18 @@ def make_row(size: int, live: int, text: str) -> dict[str, Any]:
     }
 
 
+def parse_floor(text: str) -> dict[str, float]:
+    """Microseconds of each way to get memory, from `pool_floor`."""
+    return {name: float(us) for name, us in (x.split("\t") for x in text.splitlines())}
+
+
 def markdown(results: dict[str, Any]) -> str:
-    """Two tables: times, and the trace."""
+    """Three tables: times, the floor, and the trace."""
     rows, names = results["rows"], list(results["rows"][0]["us"])
     lines = [
         f"{results['cores']} CPU cores, shared (load {results['load_before']} before). "
-        f"Microseconds for a block allocated, touched once in 4 KiB and freed; medians "
+        "Microseconds of a thread's CPU time, its faults included, for a block "
+        "allocated, touched once in 4 KiB and freed; medians "
         f"of {results['options']['rounds']} interleaved rounds, and in brackets how "
         "many times as fast as malloc.",
         "",
@@ -136,6 +145,17 @@ def markdown(results: dict[str, Any]) -> str:
     for row in rows:
         cells = [_cell(row["us"][name], row["malloc_by"][name]) for name in names]
         lines.append(f"| {row['mib']} MiB | {row['live']} | {' | '.join(cells)} |")
+    sizes = list(results["floor"])
+    lines += [
+        "",
+        "| microseconds, the system alone | "
+        + " | ".join(f"{size} MiB" for size in sizes)
+        + " |",
+        "|---|" + "---:|" * len(sizes),
+    ]
+    for way in results["floor"][sizes[0]]:
+        cells = [f"{results['floor'][size][way]:,.0f}" for size in sizes]
+        lines.append(f"| {way} | {' | '.join(cells)} |")
     lines += [
         "",
         "| trace | limit | in use at most | mapped at most | moved | "
@@ -175,11 +195,18 @@ def measure(options: Options) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         bench = compile_program("pool_bench", Path(name), library)
         trace = compile_program("pool_trace", Path(name), None)
+        floor = compile_program("pool_floor", Path(name), library)
         results["rows"] = [
             make_row(size, live, run(bench, size, live, options.rounds))
             for live in options.live
             for size in options.sizes
         ]
+        # Whole huge pages, as the pool maps them.
+        results["floor"] = {
+            str(size): parse_floor(run(floor, size))
+            for size in options.sizes
+            if size % 2 == 0
+        }
         results["trace"] = [json.loads(line) for line in run(trace).splitlines()]
     return results
 

@@ -32,7 +32,7 @@ build() { # folder sanitizers targets...
 
 step "build"
 fuzzers=(fuzz_signs fuzz_select fuzz_adamw8bit)
-pools=(pool_errors pool_trace pool_properties pool_threads)
+pools=(pool_errors pool_heap pool_trace pool_properties pool_threads)
 build build/asan address,undefined,float-cast-overflow sfpo_jax_cpu "${fuzzers[@]}" errors threads \
     "${pools[@]}"
 thread_targets=(threads pool_threads)
@@ -52,6 +52,7 @@ if command -v setarch >/dev/null && setarch -R true 2>/dev/null; then fixed=(set
 
 step "memory pool"
 build/asan/memory_pool/pool_errors
+build/asan/memory_pool/pool_heap
 build/asan/memory_pool/pool_trace
 build/asan/memory_pool/pool_properties "${pool[@]}"
 # Where there are CUDA's headers, on a GPU's pages by an emulated driver.
