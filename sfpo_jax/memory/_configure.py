@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import jax
 
-from sfpo_jax.memory._devices import find_device
+from sfpo_jax.memory._devices import DEVICES
 from sfpo_jax.units import UnitError, format_bytes, parse_bytes
 
 Allocator = Literal["default", "bfc", "platform", "cuda_async", "vmm", "address"]
@@ -123,12 +123,17 @@ def _card_bytes(card: str | None) -> int:
         raise ValueError(
             "`pool` needs `card`, to know its share: give 'a100-80gb' or '80GB'."
         )
+    if card in DEVICES:
+        return DEVICES[card].memory_bytes
     try:
         found = parse_bytes(card, name="card")
     except UnitError:
-        return find_device(card).memory_bytes
+        found = 0
     if found == 0:
-        raise ValueError(f"`card` must have memory, got {card!r}.")
+        raise ValueError(
+            f"`card` must be a size, as '80GB', or one of {', '.join(DEVICES)}, got "
+            f"{card!r}."
+        )
     return found
 
 

@@ -52,9 +52,9 @@ def test_a_card_is_known_by_its_name() -> None:
         ({"fraction": 0.0}, "`fraction` must be above 0"),
         ({"fraction": 1.5}, "`fraction` must be above 0 and at most 1, got 1.5"),
         ({"pool": "1GB"}, "`pool` needs `card`"),
-        ({"pool": "1GB", "card": "0B"}, "`card` must have memory"),
+        ({"pool": "1GB", "card": "0B"}, "`card` must be a size, as '80GB', or one of"),
         ({"pool": "60GB", "card": "80GB"}, "leaves 0.0% of the card to JAX"),
-        ({"pool": "1GB", "card": "h2000"}, "did you mean 'h200'"),
+        ({"pool": "1GB", "card": "h2000"}, "a100-80gb.*got 'h2000'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], words: str) -> None:
