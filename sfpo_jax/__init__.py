@@ -1,6 +1,7 @@
 """sfpo_jax: models that do not fit, and networks too slow for their gradients."""
 
 from sfpo_jax import compression as compression
+from sfpo_jax import memory as memory
 from sfpo_jax import tuning as tuning
 from sfpo_jax.memory import Plan as Plan
 from sfpo_jax.memory import assert_fits as assert_fits

@@ -16,7 +16,7 @@ import jax
 
 from sfpo_jax import memory
 from sfpo_jax._requirements import Requirement, parse_requirement, satisfies
-from sfpo_jax.kernels import Library, load_libraries
+from sfpo_jax.kernels import Library, load_libraries, pool_problem
 from sfpo_jax.units import format_bytes
 
 PACKAGE = "sfpo_jax"
@@ -130,9 +130,14 @@ def check_memory(environ: Mapping[str, str], on: str) -> list[Finding]:
         fact = f"the memory fraction {text!r} is not a number"
         return [Finding("fix", topic, fact, f"export {new}=0.9")]
     findings: list[Finding] = []
-    if environ.get(kind, "default").lower() == "platform":
+    allocator = environ.get(kind, "default").lower()
+    if allocator == "platform":
         fact = "every array is allocated by the driver and given back at once"
         remedy = f"slow, good for measuring memory; to train: unset {kind}"
+        findings.append(Finding("note", topic, fact, remedy))
+    elif allocator not in ("default", "bfc"):
+        fact = f"the allocator {allocator}, with up to {fraction:.0%} of a device"
+        remedy = f"JAX's own choice: unset {kind}"
         findings.append(Finding("note", topic, fact, remedy))
     elif environ.get(switch) in ("false", "False", "0"):
         fact = f"grows as needed up to {fraction:.0%} of a device; it may fragment"
@@ -171,6 +176,24 @@ def check_kernels(libraries: Iterable[Library]) -> list[Finding]:
         mark, remedy = ("fix", _INSTALL) if path else ("note", "")
         fact = f"the jnp versions run, with the same results: {problem}"
         findings.append(Finding(mark, topic, fact, remedy))
+    return findings
+
+
+def check_pool(problems: Mapping[str, str]) -> list[Finding]:
+    """Which memory a `sfpo_jax.memory.Pool` can be of.
+
+    Args:
+      problems: for "host" and "cuda", why there is no pool; empty where there is.
+    """
+    findings: list[Finding] = []
+    for backend, problem in problems.items():
+        topic = f"memory pool {backend}"
+        if not problem:
+            page = format_bytes(memory.DEFAULT_PAGE)
+            fact = f"available, pages of {page} if not asked otherwise"
+            findings.append(Finding("ok", topic, fact))
+        else:
+            findings.append(Finding("note", topic, f"not available: {problem}"))
     return findings
 
 
@@ -244,6 +267,7 @@ def examine() -> list[Finding]:
     findings += check_memory(os.environ, "gpu" if is_wanted else found.platform)
     findings += check_planner(memory.compiler_problem(), memory.install_command())
     findings += check_kernels(load_libraries())
+    findings += check_pool({name: pool_problem(name) for name in ("host", "cuda")})
     return findings + standing_notes()
 
 

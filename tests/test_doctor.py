@@ -124,6 +124,7 @@ def test_a_backend_that_does_not_start_is_reported(
         ({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}, "ok", "reserves 50%"),
         ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "note", "up to 75%"),
         ({"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}, "note", "given back at once"),
+        ({"XLA_PYTHON_CLIENT_ALLOCATOR": "vmm"}, "note", "the allocator vmm"),
         ({"XLA_CLIENT_MEM_FRACTION": "90%"}, "fix", "is not a number"),
         (
             {"XLA_CLIENT_MEM_FRACTION": "1", "XLA_PYTHON_CLIENT_MEM_FRACTION": "1"},
@@ -169,6 +170,8 @@ def test_doctor_runs_and_warns_about_the_automatic_mean() -> None:
         "supported: >=0.10.2,<0.13" if is_installed else "not installed",
         "devices",
         "kernels cpu",
+        "memory pool host",
+        "memory pool cuda",
         "axis_name=None the compiler has already averaged the gradients densely",
         "use sfpo_jax.make_train_step, or shard_map with axis_name set",
         "Nothing to fix.",
@@ -231,3 +234,10 @@ def test_kernels_are_native_absent_or_broken() -> None:
     assert "the jnp versions run" in absent.fact
     assert broken.mark == "fix"
     assert "pip install" in broken.remedy
+
+
+def test_a_pool_is_there_or_says_why_not() -> None:
+    host, cuda = _doctor.check_pool({"host": "", "cuda": "no driver"})
+    assert (host.mark, host.topic) == ("ok", "memory pool host")
+    assert "2.097 MB" in host.fact
+    assert (cuda.mark, cuda.fact) == ("note", "not available: no driver")

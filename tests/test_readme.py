@@ -39,6 +39,7 @@ def test_an_example_runs(source: str) -> None:
         "docs/convergence.md",
         "docs/gpt.md",
         "docs/memory.md",
+        "docs/pool.md",
         "docs/topology.md",
         "docs/parallel.md",
         "docs/training.md",

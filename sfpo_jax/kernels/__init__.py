@@ -18,6 +18,7 @@ from sfpo_jax.kernels._hash import random_bits as random_bits
 from sfpo_jax.kernels._hash import random_units as random_units
 from sfpo_jax.kernels._hash import round_at_random as round_at_random
 from sfpo_jax.kernels._library import Library as Library
+from sfpo_jax.kernels._library import find_library as find_library
 from sfpo_jax.kernels._library import load_libraries as load_libraries
 from sfpo_jax.kernels._library import native_platforms as native_platforms
 from sfpo_jax.kernels._native import use_twins as use_twins
@@ -25,6 +26,11 @@ from sfpo_jax.kernels._onebit import AdamFactors as AdamFactors
 from sfpo_jax.kernels._onebit import onebit_apply as onebit_apply
 from sfpo_jax.kernels._onebit import onebit_directions as onebit_directions
 from sfpo_jax.kernels._onebit import raised_variance as raised_variance
+from sfpo_jax.kernels._pool import NativePool as NativePool
+from sfpo_jax.kernels._pool import PoolError as PoolError
+from sfpo_jax.kernels._pool import PoolMemoryError as PoolMemoryError
+from sfpo_jax.kernels._pool import PoolNumbers as PoolNumbers
+from sfpo_jax.kernels._pool import pool_problem as pool_problem
 from sfpo_jax.kernels._quantized import Quantized as Quantized
 from sfpo_jax.kernels._quantized import block_size as block_size
 from sfpo_jax.kernels._quantized import dequantize as dequantize

@@ -83,7 +83,7 @@ def load_libraries() -> tuple[Library, ...]:
     if _switch() == "0":
         reason = f"turned off by {_SWITCH}=0"
         return tuple(Library(platform, None, reason) for platform in PLATFORMS)
-    return tuple(_load(name, _find(_file_name(name))) for name in PLATFORMS)
+    return tuple(_load(name, find_library(_file_name(name))) for name in PLATFORMS)
 
 
 def _switch() -> str:
@@ -100,7 +100,7 @@ def _file_name(platform: str) -> str:
     return f"libsfpo_jax_{platform}.so"
 
 
-def _find(name: str) -> Path | None:
+def find_library(name: str) -> Path | None:
     """The library beside this file, or where an editable installation has put it."""
     beside = Path(__file__).parent / name
     if beside.exists():

@@ -1,4 +1,4 @@
-"""Memory planned before anything runs: deviceless plans and budgets."""
+"""Memory planned before anything runs; JAX's allocator set; a pool beside it."""
 
 from sfpo_jax.memory._batch_size import BatchMemory as BatchMemory
 from sfpo_jax.memory._batch_size import max_batch_size as max_batch_size
@@ -10,6 +10,7 @@ from sfpo_jax.memory._command import parse_mesh as parse_mesh
 from sfpo_jax.memory._command import prepare_devices as prepare_devices
 from sfpo_jax.memory._command import run_plan as run_plan
 from sfpo_jax.memory._compile import CompileError as CompileError
+from sfpo_jax.memory._configure import configure as configure
 from sfpo_jax.memory._devices import DEVICES as DEVICES
 from sfpo_jax.memory._devices import Device as Device
 from sfpo_jax.memory._devices import find_device as find_device
@@ -18,6 +19,10 @@ from sfpo_jax.memory._fits import assert_fits as assert_fits
 from sfpo_jax.memory._flops import count_flops as count_flops
 from sfpo_jax.memory._plan import Plan as Plan
 from sfpo_jax.memory._planner import plan as plan
+from sfpo_jax.memory._pool import DEFAULT_PAGE as DEFAULT_PAGE
+from sfpo_jax.memory._pool import Movable as Movable
+from sfpo_jax.memory._pool import Pool as Pool
+from sfpo_jax.memory._pool_stats import PoolStats as PoolStats
 from sfpo_jax.memory._topology import MissingCompilerError as MissingCompilerError
 from sfpo_jax.memory._topology import compiler_problem as compiler_problem
 from sfpo_jax.memory._topology import install_command as install_command

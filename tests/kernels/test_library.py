@@ -66,7 +66,7 @@ def test_garbage_in_its_place_leaves_the_twins_and_the_devices(
 ) -> None:
     garbage = tmp_path / "libsfpo_jax_cpu.so"
     garbage.write_bytes(b"not a library")
-    monkeypatch.setattr(_library, "_find", lambda name: _if_cpu(name, garbage))
+    monkeypatch.setattr(_library, "find_library", lambda name: _if_cpu(name, garbage))
     with pytest.warns(UserWarning, match="cannot be loaded") as caught:
         assert native_platforms() == ()
         assert native_platforms() == ()
@@ -81,7 +81,7 @@ def test_a_library_without_its_handlers_cannot_be_loaded(tmp_path: Path) -> None
 
 
 def test_a_missing_library_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_library, "_find", lambda name: None)
+    monkeypatch.setattr(_library, "find_library", lambda name: None)
     with pytest.warns(UserWarning, match="there is no library") as caught:
         assert native_platforms() == ()
     assert len(caught) == 1  # that of CUDA is missing too, as for most
@@ -106,7 +106,7 @@ def test_turned_off_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_required_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_library, "_find", lambda name: None)
+    monkeypatch.setattr(_library, "find_library", lambda name: None)
     monkeypatch.setenv("SFPO_JAX_FFI", "require")
     with pytest.raises(RuntimeError, match=r"there is no library.*SFPO_JAX_FFI"):
         native_platforms()
@@ -131,8 +131,8 @@ def test_an_editable_installation_is_searched(
             return built
 
     monkeypatch.setattr(_library.metadata, "files", lambda name: [File()])
-    assert _library._find(built.name) == built
-    assert _library._find("libsfpo_jax_none.so") is None
+    assert _library.find_library(built.name) == built
+    assert _library.find_library("libsfpo_jax_none.so") is None
 
 
 def _if_cpu(name: str, path: Path) -> Path | None:

@@ -58,7 +58,7 @@ def _use(path: Path) -> None:
     """Has the loader find this library in place of the installed one."""
     path = path.resolve(strict=True)
     name = _library._file_name("cpu")
-    _library._find = lambda wanted: path if wanted == name else None
+    _library.find_library = lambda wanted: path if wanted == name else None
 
 
 class Fuzzer:

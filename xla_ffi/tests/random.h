@@ -20,6 +20,8 @@ class Random {
 
   bool flag() { return engine_() & 1; }
 
+  uint64_t bits() { return engine_(); }
+
   // Mostly ordinary numbers; now and then zeros of both signs, subnormals and any bits.
   float number(bool is_finite) {
     switch (integer(0, 15)) {
