@@ -1,6 +1,7 @@
 """One contender: an optimizer that trains a task, and what was measured meanwhile."""
 
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -135,13 +136,14 @@ def run_contender(
     )
     # Not the key the parameters come from.
     key = jax.random.fold_in(jax.random.key(train.seed), 1) if task.has_key else None
-    state = step.init(init(train.seed), key)
+    model_state = task.init_state and task.init_state(train.seed)
+    state = step.init(init(train.seed), key, model_state)
     wire_bytes = _wire_bytes(contender, step, state, batches, stop)
     tests = [step.shard_batch(batch) for batch in tests]
     log = RunLog(contender.name, wire_bytes, contender.course, train, on_record, store)
 
-    def test(params: Any) -> dict[str, float] | None:
-        sums = evaluate(test_batch, params, tests, stop)
+    def test(params: Any, **state: Any) -> dict[str, float] | None:
+        sums = evaluate(functools.partial(test_batch, **state), params, tests, stop)
         if sums is None:
             return None
         correct, loss, images = sums.tolist()

@@ -71,10 +71,13 @@ def make_trainee(
             tx,
             mesh,
             operator_specs=task.specs,
+            has_model_state=task.init_state is not None,
             **shared,
         )
         return Trainee(step, task.init, task.test)
     layered = task.layered
+    if layered is None:
+        raise ValueError("`task` must have layers for the layered step, got none.")
     step = make_layered_train_step(
         layered.model,
         tx,

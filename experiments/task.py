@@ -9,7 +9,7 @@ from experiments.models.layered import Layered
 from experiments.scores import mean_score, total_score
 from sfpo_jax import LayeredModel, Operator
 
-Test = Callable[[Any, Any], tuple[jax.Array, jax.Array, jax.Array]]
+Test = Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
 
 
 class LayeredTask(NamedTuple):
@@ -33,13 +33,16 @@ class Task(NamedTuple):
 
     Attributes:
       init: seed -> parameters, a pytree of arrays.
-      loss_fn: (parameters, batch[, key]) -> (mean loss, {"accuracy": share}).
-      test: (parameters, batch) -> (correct, summed loss, examples), float32
-        scalars; rows of PADDING do not count.
+      loss_fn: (parameters, batch[, key=][, model_state=]) -> (mean loss, {"accuracy":
+        share}); with a model state, the new one is in the latter, too.
+      test: (parameters, batch[, model_state=]) -> (correct, summed loss, examples),
+        float32 scalars; rows of PADDING do not count.
       has_key: whether the loss takes a random key.
       parameters: number of entries to train.
-      layered: the same layer by layer.
+      layered: the same layer by layer; None for a model whose layers differ.
       specs: how parameters are cut over the axis `op`, None where they are not.
+      init_state: seed -> what training moves besides the parameters, such as batch
+        statistics; None where there is nothing.
     """
 
     init: Callable[[int], Any]
@@ -47,8 +50,9 @@ class Task(NamedTuple):
     test: Test
     has_key: bool
     parameters: int
-    layered: LayeredTask
-    specs: Any
+    layered: LayeredTask | None = None
+    specs: Any = None
+    init_state: Callable[[int], Any] | None = None
 
 
 def make_scored_task(
@@ -84,15 +88,14 @@ def make_scored_task(
     def layered_test(params: Any, batch: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         return total_score(layered.predict(params, batch), labels(batch))
 
-    shapes = jax.eval_shape(create, jax.random.key(0))
     return Task(
-        init=_from_seed(create),
+        init=from_seed(create),
         loss_fn=loss_fn,
         test=jax.jit(test),
         has_key=has_key,
-        parameters=sum(leaf.size for leaf in jax.tree.leaves(shapes)),
+        parameters=size_of(create),
         layered=LayeredTask(
-            _from_seed(layered.init),
+            from_seed(layered.init),
             layered.model,
             jax.jit(layered_test),
             None if specs is None else layered.specs,
@@ -101,7 +104,14 @@ def make_scored_task(
     )
 
 
-def _from_seed(create: Callable[[jax.Array], Any]) -> Callable[[int], Any]:
+def size_of(create: Callable[[jax.Array], Any]) -> int:
+    """Entries of the tree that a function of a key makes; it is not run."""
+    shapes = jax.eval_shape(create, jax.random.key(0))
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+
+def from_seed(create: Callable[[jax.Array], Any]) -> Callable[[int], Any]:
+    """A function of a key as one of a seed, compiled."""
     # One program instead of one for each layer's random numbers.
     compiled = jax.jit(create)
     return lambda seed: compiled(jax.random.key(seed))

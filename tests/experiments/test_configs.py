@@ -8,7 +8,10 @@ import pytest
 
 from experiments.data.images import load_dataset
 from experiments.gpt3_13b import SMALL
+from experiments.models.resnet import ResNetConfig
 from experiments.models.vit import ViTConfig
+from experiments.resnet50 import ResNetRun
+from experiments.resnet_task import make_resnet_task
 from experiments.text_run import TextConfig
 from experiments.vit_run import Config
 from experiments.vit_task import make_task
@@ -30,6 +33,8 @@ def given(values: dict, prefix: str = "") -> list[str]:
     [
         ("vit_mnist5k.yaml", Config, "vit_l"),
         ("vit_l.yaml", Config, "vit_l"),
+        ("resnet_mnist5k.yaml", ResNetRun, "resnet50"),
+        ("resnet50.yaml", ResNetRun, "resnet50"),
         ("gpt_stdlib.yaml", TextConfig, "gpt3_13b"),
         ("gpt3_13b.yaml", TextConfig, "gpt3_13b"),
     ],
@@ -45,6 +50,8 @@ def test_a_file_names_every_key_and_how_to_run_it(
 
 def test_the_default_of_a_command_is_its_file() -> None:
     assert build(Config, read_yaml(CONFIGS / "vit_mnist5k.yaml")) == Config()
+    resnet = build(ResNetRun, read_yaml(CONFIGS / "resnet_mnist5k.yaml"))
+    assert resnet == ResNetRun()
     assert build(TextConfig, read_yaml(CONFIGS / "gpt_stdlib.yaml")) == SMALL
 
 
@@ -54,6 +61,14 @@ def test_gpt3_13b_is_gpt3_13b() -> None:
     assert (sizes.depth, sizes.width, sizes.heads) == (40, 5120, 40)
     assert (sizes.mlp_width, sizes.length, sizes.vocabulary) == (20480, 2048, 50304)
     assert config.memory.gradient_release
+
+
+def test_resnet50_is_resnet_50() -> None:
+    config = build(ResNetRun, read_yaml(CONFIGS / "resnet50.yaml"))
+    assert config.model == ResNetConfig(dtype="bfloat16")
+    dataset = load_dataset(config.data.source, config.data.test_share)
+    task = make_resnet_task(config.model, dataset)
+    assert task.parameters == 25_557_032
 
 
 def test_vit_l_is_vit_l() -> None:
