@@ -64,29 +64,34 @@ def make_scored_task(
     has_key: bool,
     specs: Any = None,
     operator: Operator | None = None,
+    score: Callable[..., tuple[jax.Array, dict[str, jax.Array]]] = mean_score,
+    total: Callable[..., tuple[jax.Array, jax.Array, jax.Array]] = total_score,
 ) -> Task:
     """A task whose loss is the cross-entropy of labels.
 
     Args:
       create: key -> parameters.
-      logits: (parameters, batch, key or None) -> float32[..., V].
+      logits: (parameters, batch, key or None) -> float32[..., V], or what `score`
+        reads.
       labels: batch -> int[...]; those of PADDING do not count in a test.
       layered: the same model in layers.
       has_key: whether training takes a random key.
       specs: how parameters are cut over the axis `op`, None where they are not.
       operator: where ranks share sequences and have logits of their own tokens only.
+      score: (logits, labels, operator) -> (mean loss, {"accuracy": share}).
+      total: (logits, labels) -> what a test adds up.
     """
 
     def loss_fn(
         params: Any, batch: Any, key: jax.Array | None = None
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        return mean_score(logits(params, batch, key), labels(batch), operator)
+        return score(logits(params, batch, key), labels(batch), operator)
 
     def test(params: Any, batch: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        return total_score(logits(params, batch, None), labels(batch))
+        return total(logits(params, batch, None), labels(batch))
 
     def layered_test(params: Any, batch: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        return total_score(layered.predict(params, batch), labels(batch))
+        return total(layered.predict(params, batch), labels(batch))
 
     return Task(
         init=from_seed(create),

@@ -157,7 +157,8 @@ def _listed(key: str, value: Any, hint: Any) -> tuple[Any, ...]:
                 "it in a file"
             )
         return tuple(_typed(f"{key}[{i}]", each, cls) for i, each in enumerate(value))
-    inside = dotted_keys(cls)
+    section = typing.cast(type, cls)
+    inside = dotted_keys(section)
     if not is_list:
         raise ConfigError(
             f"`{key}` must be a list of sections, got {value!r}: write it in a file, "
@@ -165,7 +166,7 @@ def _listed(key: str, value: Any, hint: Any) -> tuple[Any, ...]:
         )
     return tuple(
         _build(
-            cls,
+            section,
             values,
             None,
             f"{key}[{place}].",
