@@ -4,18 +4,20 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
+from jax.sharding import Mesh
 
-from experiments.bert_sections import BertData, Pretrained
-from experiments.bert_task import make_bert_task
-from experiments.config import RunConfig
+from experiments.bert_sections import BertData, Lora, Pretrained
+from experiments.bert_task import bert_shapes, make_adapter_task, make_bert_task
+from experiments.config import RunConfig, check_plain
 from experiments.data.corpus import open_corpus
 from experiments.data.hidden_words import pretraining_batches
 from experiments.data.labelled_text import classification_batches, load_labelled
 from experiments.data.vocabulary import Vocabulary, read_vocabulary
 from experiments.devices import make_operator, make_run_mesh, show_cpu_devices
 from experiments.models.bert import BERTConfig
+from experiments.models.bert_weights import load_bert
 from experiments.run import Run, make_contenders, settle_run
+from experiments.task import Task
 from sfpo_jax.training import DataIterator, Optimizer, Parallel, Train, check_groups
 
 # The same network as BERT-large, as narrow as two CPU cores train in minutes.
@@ -40,6 +42,7 @@ class BertConfig(RunConfig):
         default_factory=lambda: Train("bert_stdlib", steps=500)
     )
     pretrained: Pretrained = dataclasses.field(default_factory=Pretrained)
+    lora: Lora = dataclasses.field(default_factory=Lora)
 
 
 class _Source(NamedTuple):
@@ -57,16 +60,12 @@ def prepare_bert(config: BertConfig) -> Run:
       ValueError: values that do not go together, in one line with the remedy.
     """
     show_cpu_devices(config.parallel.cpu_devices)
-    model, parallel = config.model, config.parallel
+    model = config.model
     source = _labelled(config) if model.task == "classify" else _corpus(config)
     _check_sizes(config, source)
-    mesh = make_run_mesh(parallel, config.data.batch_size)
-    task = make_bert_task(
-        model,
-        recompute=parallel.time.recompute == "full",
-        operator=make_operator(parallel, mesh, model),
-    )
-    check_groups(config.optimizer.groups, jax.eval_shape(lambda: task.init(0)))
+    mesh = make_run_mesh(config.parallel, config.data.batch_size)
+    task = _make_task(config, mesh)
+    check_groups(config.optimizer.groups, task.shapes)
     config, notes = settle_run(config, mesh, task)
     return Run(
         config,
@@ -78,6 +77,27 @@ def prepare_bert(config: BertConfig) -> Run:
         tests=source.tests,
         notes=notes,
     )
+
+
+def _make_task(config: BertConfig, mesh: Mesh) -> Task:
+    model, parallel = config.model, config.parallel
+    recompute, folder = parallel.time.recompute == "full", config.pretrained.folder
+    begin = None
+    if folder != "none":
+        # Read here, where what does not fit is said before anything is compiled.
+        begin = load_bert(folder, model, bert_shapes(model)).into
+    if not config.lora.rank:
+        operator = make_operator(parallel, mesh, model)
+        return make_bert_task(
+            model, recompute=recompute, operator=operator, begin=begin
+        )
+    if begin is None or model.task != "classify":
+        raise ValueError(
+            "`lora.rank` must be 0 without `pretrained.folder` and `model.task` "
+            f"classify, got {config.lora.rank}: adapters go beside trained weights."
+        )
+    check_plain(config, "BERT with adapters")
+    return make_adapter_task(model, config.lora, recompute=recompute, begin=begin)
 
 
 def _vocabulary(config: BertConfig) -> str:

@@ -1,6 +1,7 @@
-"""The sections of a BERT's run that no other has: its data, and pretrained weights."""
+"""The sections of a BERT's run that no other has: data, weights and adapters."""
 
 import dataclasses
+import re
 
 from sfpo_jax._validate import check_at_least, check_range
 
@@ -49,3 +50,27 @@ class Pretrained:
 
     folder: str = "none"
     """Folder with a model.safetensors in the Hugging Face layout and its vocabulary."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lora:
+    """Adapters of low rank beside pretrained weights, which then stay as they are."""
+
+    rank: int = 0
+    """Columns of an adapter's first matrix; 0: no adapters, all weights are trained."""
+    match: str = "blocks"
+    """Regular expression of the linear layers that get one, by their paths."""
+    also: str = "head|pooler"
+    """Regular expression of the parameters that are trained besides."""
+
+    def __post_init__(self) -> None:
+        check_at_least("lora.rank", self.rank, 0, "a number of columns, or none")
+        for name in ("match", "also"):
+            value = getattr(self, name)
+            try:
+                re.compile(value)
+            except re.error as error:
+                raise ValueError(
+                    f"`lora.{name}` must be a regular expression, got '{value}': "
+                    f"{error}."
+                ) from None

@@ -38,11 +38,11 @@ def check_plain(config: RunConfig, model: str) -> None:
     """
     if config.memory.gradient_release:
         raise ValueError(
-            f"`memory.gradient_release` must be false for a {model}, got true: its "
-            "layers differ from one another, and the layered step stacks equal ones."
+            f"`memory.gradient_release` must be false for a {model}, got true: the "
+            "layered step trains stacks of equal layers, whole."
         )
     if config.parallel.mesh.op != 1:
         raise ValueError(
             f"`parallel.mesh.op` must be 1 for a {model}, got "
-            f"{config.parallel.mesh.op}: it has no products to be shared in pieces."
+            f"{config.parallel.mesh.op}: its products are not shared in pieces."
         )

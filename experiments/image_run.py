@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import jax
 from jax.sharding import Mesh
 
 from experiments.config import RunConfig
@@ -31,7 +30,7 @@ def prepare_images(
     dataset = open_dataset(data, config.model.image_size, config.model.channels)
     mesh = make_run_mesh(config.parallel, data.batch_size)
     task = make_task(dataset, mesh)
-    check_groups(config.optimizer.groups, jax.eval_shape(lambda: task.init(0)))
+    check_groups(config.optimizer.groups, task.shapes)
     config, notes = settle_run(config, mesh, task)
     return Run(
         config,

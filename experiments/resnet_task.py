@@ -9,7 +9,7 @@ from experiments.data.images import Dataset
 from experiments.image_task import image_reader
 from experiments.models.resnet import ResNetConfig, make_classifier
 from experiments.scores import total_score
-from experiments.task import Task, from_seed, size_of
+from experiments.task import Task, from_seed, shapes_of
 
 
 def make_resnet_task(
@@ -45,6 +45,6 @@ def make_resnet_task(
         loss_fn=loss_fn,
         test=jax.jit(test),
         has_key=False,
-        parameters=size_of(lambda key: net.init(key)[0]),
+        shapes=shapes_of(lambda key: net.init(key)[0]),
         init_state=from_seed(lambda key: net.init(key)[1]),
     )

@@ -1,6 +1,7 @@
 """What a contender trains: parameters, loss and test."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -33,26 +34,36 @@ class Task(NamedTuple):
 
     Attributes:
       init: seed -> parameters, a pytree of arrays.
-      loss_fn: (parameters, batch[, key=][, model_state=]) -> (mean loss, {"accuracy":
-        share}); with a model state, the new one is in the latter, too.
-      test: (parameters, batch[, model_state=]) -> (correct, summed loss, examples),
-        float32 scalars; rows of PADDING do not count.
+      loss_fn: (parameters, batch[, key=][, model_state=][, frozen=]) -> (mean loss,
+        {"accuracy": share}); with a model state, the new one is in the latter, too.
+      test: (parameters, batch[, model_state=][, frozen=]) -> (correct, summed loss,
+        examples), float32 scalars; rows of PADDING do not count.
       has_key: whether the loss takes a random key.
-      parameters: number of entries to train.
+      shapes: of the parameters, a tree of ShapeDtypeStructs.
       layered: the same layer by layer; None for a model whose layers differ.
       specs: how parameters are cut over the axis `op`, None where they are not.
       init_state: seed -> what training moves besides the parameters, such as batch
         statistics; None where there is nothing.
+      frozen: seed -> what the loss and the test read as `frozen` and nobody trains,
+        such as the weights under adapters; None where there is nothing.
+      save: (folder, parameters, frozen) writes files for other programs; None: none.
     """
 
     init: Callable[[int], Any]
     loss_fn: Callable[..., Any]
     test: Test
     has_key: bool
-    parameters: int
+    shapes: Any
     layered: LayeredTask | None = None
     specs: Any = None
     init_state: Callable[[int], Any] | None = None
+    frozen: Callable[[int], Any] | None = None
+    save: Callable[[Path, Any, Any], None] | None = None
+
+    @property
+    def parameters(self) -> int:
+        """Number of entries to train."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.shapes))
 
 
 def make_scored_task(
@@ -98,7 +109,7 @@ def make_scored_task(
         loss_fn=loss_fn,
         test=jax.jit(test),
         has_key=has_key,
-        parameters=size_of(create),
+        shapes=shapes_of(create),
         layered=LayeredTask(
             from_seed(layered.init),
             layered.model,
@@ -109,10 +120,9 @@ def make_scored_task(
     )
 
 
-def size_of(create: Callable[[jax.Array], Any]) -> int:
-    """Entries of the tree that a function of a key makes; it is not run."""
-    shapes = jax.eval_shape(create, jax.random.key(0))
-    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+def shapes_of(create: Callable[[jax.Array], Any]) -> Any:
+    """Of the tree that a function of a key makes; it is not run."""
+    return jax.eval_shape(create, jax.random.key(0))
 
 
 def from_seed(create: Callable[[jax.Array], Any]) -> Callable[[int], Any]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 
 from experiments.config import RunConfig
@@ -53,7 +52,7 @@ def prepare_text(config: TextConfig) -> Run:
     recompute = config.parallel.time.recompute == "full"
     operator = make_operator(config.parallel, mesh, config.model)
     task = make_text_task(config.model, recompute=recompute, operator=operator)
-    check_groups(config.optimizer.groups, jax.eval_shape(lambda: task.init(0)))
+    check_groups(config.optimizer.groups, task.shapes)
     config, notes = settle_run(config, mesh, task)
     return Run(
         config,
