@@ -34,7 +34,6 @@ from sfpo_jax import Operator, shard_sequence
 from sfpo_jax.collectives import widen
 
 _EPSILON = 1e-12  # of the published LayerNorms
-_INIT = nnx.initializers.truncated_normal(0.02)
 # x between blocks, [B, l, D], and which of all tokens are no padding, bool[B, L].
 Stream = tuple[jax.Array, jax.Array]
 
@@ -67,6 +66,8 @@ class BERTConfig:
     """Attention heads of a block; divides width."""
     mlp_width: int = 4096
     """Features of the hidden layer of each MLP."""
+    init: float = 0.02
+    """Standard deviation of the initial matrices; narrow networks want more."""
     dropout: float = 0.0
     """Share of activations dropped in training; published with 0.1."""
     attention: AttentionKind = "auto"
@@ -80,11 +81,20 @@ class BERTConfig:
         for name in ("vocabulary", "length", "types", "classes", "depth"):
             at_least_one(name, getattr(self, name))
         check_block_sizes(self)
+        if not self.init > 0:
+            raise ValueError(
+                f"model.init must be positive, got {self.init}: it is the standard "
+                f"deviation of the initial matrices"
+            )
 
     @property
     def tokens(self) -> int:
         """Tokens of a sequence, at most."""
         return self.length
+
+    def initializer(self) -> nnx.Initializer:
+        """Of the matrices."""
+        return nnx.initializers.truncated_normal(self.init)
 
 
 class BERTBlock(nnx.Module):
@@ -93,15 +103,13 @@ class BERTBlock(nnx.Module):
     operator: Operator | None = None
 
     def __init__(self, config: BERTConfig, *, rngs: nnx.Rngs) -> None:
-        D, F = config.width, config.mlp_width
-        self.attention = Attention(config, kernel_init=_INIT, rngs=rngs)
+        D, F, init = config.width, config.mlp_width, config.initializer()
+        self.attention = Attention(config, kernel_init=init, rngs=rngs)
         self.norm_attention = layer_norm(config, epsilon=_EPSILON, rngs=rngs)
         self.mlp_in = linear(
-            config, D, F, kind=ColumnLinear, kernel_init=_INIT, rngs=rngs
+            config, D, F, kind=ColumnLinear, kernel_init=init, rngs=rngs
         )
-        self.mlp_out = linear(
-            config, F, D, kind=RowLinear, kernel_init=_INIT, rngs=rngs
-        )
+        self.mlp_out = linear(config, F, D, kind=RowLinear, kernel_init=init, rngs=rngs)
         self.norm_mlp = layer_norm(config, epsilon=_EPSILON, rngs=rngs)
         self.dropout = nnx.Dropout(config.dropout)
 
@@ -137,21 +145,21 @@ class BERT(nnx.Module):
         self, config: BERTConfig, *, recompute: bool = False, rngs: nnx.Rngs
     ) -> None:
         self.config, self.recompute = config, recompute
-        D, V = config.width, config.vocabulary
-        self.tokens = nnx.Param(_INIT(rngs.params(), (V, D)))
-        self.positions = nnx.Param(_INIT(rngs.params(), (config.length, D)))
-        self.types = nnx.Param(_INIT(rngs.params(), (config.types, D)))
+        D, V, init = config.width, config.vocabulary, config.initializer()
+        self.tokens = nnx.Param(init(rngs.params(), (V, D)))
+        self.positions = nnx.Param(init(rngs.params(), (config.length, D)))
+        self.types = nnx.Param(init(rngs.params(), (config.types, D)))
         self.norm = layer_norm(config, epsilon=_EPSILON, rngs=rngs)
         self.dropout = nnx.Dropout(config.dropout)
         self.blocks = nnx.List(
             BERTBlock(config, rngs=rngs) for _ in range(config.depth)
         )
         if config.task == "pretrain":
-            self.words = linear(config, D, D, kernel_init=_INIT, rngs=rngs)
+            self.words = linear(config, D, D, kernel_init=init, rngs=rngs)
             self.norm_words = layer_norm(config, epsilon=_EPSILON, rngs=rngs)
             self.word_bias = nnx.Param(jnp.zeros((V,), jnp.float32))
-        self.pooler = linear(config, D, D, kernel_init=_INIT, rngs=rngs)
-        self.head = linear(config, D, config.classes, kernel_init=_INIT, rngs=rngs)
+        self.pooler = linear(config, D, D, kernel_init=init, rngs=rngs)
+        self.head = linear(config, D, config.classes, kernel_init=init, rngs=rngs)
 
     def __call__(
         self,
