@@ -12,7 +12,8 @@ from experiments.config import RunConfig, check_plain
 from experiments.data.corpus import open_corpus
 from experiments.data.hidden_words import pretraining_batches
 from experiments.data.labelled_text import classification_batches, load_labelled
-from experiments.data.vocabulary import Vocabulary, read_vocabulary
+from experiments.data.passages import load_passages
+from experiments.data.vocabulary import STDLIB, Vocabulary, read_vocabulary
 from experiments.devices import make_operator, make_run_mesh, show_cpu_devices
 from experiments.models.bert import BERTConfig
 from experiments.models.bert_weights import load_bert
@@ -22,7 +23,15 @@ from sfpo_jax.training import DataIterator, Optimizer, Parallel, Train, check_gr
 
 # The same network as BERT-large, as narrow as two CPU cores train in minutes.
 SMALL_BERT = BERTConfig(
-    vocabulary=1024, length=64, width=64, depth=2, heads=4, mlp_width=256
+    task="classify",
+    vocabulary=1024,
+    length=64,
+    classes=10,
+    width=64,
+    depth=2,
+    heads=4,
+    mlp_width=256,
+    init=0.08,
 )
 
 
@@ -33,13 +42,13 @@ class BertConfig(RunConfig):
     model: BERTConfig = SMALL_BERT
     data: BertData = dataclasses.field(default_factory=BertData)
     optimizer: Optimizer = dataclasses.field(
-        default_factory=lambda: Optimizer(learning_rate=0.004)
+        default_factory=lambda: Optimizer(learning_rate=0.003)
     )
     parallel: Parallel = dataclasses.field(
         default_factory=lambda: Parallel(cpu_devices=4)
     )
     train: Train = dataclasses.field(
-        default_factory=lambda: Train("bert_stdlib", steps=500)
+        default_factory=lambda: Train("bert_stdlib", steps=400)
     )
     pretrained: Pretrained = dataclasses.field(default_factory=Pretrained)
     lora: Lora = dataclasses.field(default_factory=Lora)
@@ -100,25 +109,25 @@ def _make_task(config: BertConfig, mesh: Mesh) -> Task:
     return make_adapter_task(model, config.lora, recompute=recompute, begin=begin)
 
 
-def _vocabulary(config: BertConfig) -> str:
-    """Where the vocabulary is, or "train"."""
-    if config.data.vocabulary != "auto":
-        return config.data.vocabulary
-    folder = config.pretrained.folder
-    return "train" if folder == "none" else folder
+def _vocabulary(config: BertConfig) -> Vocabulary:
+    place, folder = config.data.vocabulary, config.pretrained.folder
+    if place == "auto":
+        place = STDLIB if folder == "none" else folder
+    return read_vocabulary(place)
 
 
 def _corpus(config: BertConfig) -> _Source:
     data, length = config.data, config.model.length
-    corpus = open_corpus(data, _vocabulary(config), config.model.vocabulary)
+    words = _vocabulary(config)
+    corpus = open_corpus(data, words)
 
     def batches(tokens: Any, **how: Any) -> Any:
         return pretraining_batches(
-            tokens, corpus.vocabulary, length=length, hidden=data.hidden, **how
+            tokens, words, length=length, hidden=data.hidden, **how
         )
 
     return _Source(
-        corpus.vocabulary,
+        words,
         2,
         f"{len(corpus.train):,} training and {len(corpus.test):,} test tokens of "
         f"{corpus.name}, in rows of {length}, {data.hidden:.0%} of them hidden",
@@ -138,13 +147,11 @@ def _corpus(config: BertConfig) -> _Source:
 
 
 def _labelled(config: BertConfig) -> _Source:
-    data, length, place = config.data, config.model.length, _vocabulary(config)
-    if place == "train":
-        raise ValueError(
-            "`data.vocabulary` must name a vocabulary to classify, got auto: name "
-            "one, or pretrained weights by `pretrained.folder`."
-        )
-    dataset, words = load_labelled(data), read_vocabulary(place)
+    data, length, words = config.data, config.model.length, _vocabulary(config)
+    if data.source == "stdlib":
+        dataset = load_passages(data.test_share)
+    else:
+        dataset = load_labelled(data)
 
     def batches(examples: Any, **how: Any) -> Any:
         return classification_batches(examples, words, length=length, **how)

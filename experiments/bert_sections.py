@@ -11,20 +11,21 @@ class BertData:
     """The text of a run."""
 
     source: str = "stdlib"
-    """In pretraining stdlib, a file or folder of text or of Parquet, or an .npy file of
-    token ids; to classify a .tsv, .csv or .parquet file with a column of labels."""
+    """stdlib, whose modules are text, and whose packages are classes of passages; or in
+    pretraining a file or folder of text or of Parquet, or an .npy file of token ids; to
+    classify a .tsv, .csv or .parquet file with a column of labels."""
     text_column: str = "text"
     """Column of the text, where there are columns."""
     label_column: str = "label"
     """Column of the labels, in classification."""
     vocabulary: str = "auto"
     """A tokenizer.json, a vocab.txt or a folder of one; auto: that of
-    pretrained.folder, else learned from the training text."""
+    pretrained.folder, else 1,024 pieces of Python's standard library."""
     test_share: float = 0.1
     """Share held out for the test: of the files, the text or each class."""
     test_rows: int = 1024
     """Rows that are tested at most, spread evenly."""
-    batch_size: int = 32
+    batch_size: int = 64
     """Rows of a step, over all devices."""
     hidden: float = 0.15
     """Share of the tokens to be guessed in pretraining."""

@@ -42,7 +42,9 @@ class ResNetRun(RunConfig):
     parallel: Parallel = dataclasses.field(
         default_factory=lambda: Parallel(cpu_devices=4)
     )
-    train: Train = dataclasses.field(default_factory=lambda: Train("resnet_mnist5k"))
+    train: Train = dataclasses.field(
+        default_factory=lambda: Train("resnet_mnist5k", steps=400)
+    )
 
 
 def prepare(config: ResNetRun) -> Run:

@@ -1,4 +1,4 @@
-"""Text for pretraining: many forms of it as token ids, split, with a vocabulary.
+"""Text for pretraining: many forms of it as token ids, split.
 
 Files of text and of Parquet are read and encoded at the start, a batch of rows at a
 time; token ids in an .npy file stay on the disk and are read window by window, so that
@@ -14,7 +14,7 @@ import numpy as np
 from experiments.bert_sections import BertData
 from experiments.data.tables import parquet_column
 from experiments.data.text import stdlib_files
-from experiments.data.vocabulary import Vocabulary, read_vocabulary, train_vocabulary
+from experiments.data.vocabulary import Vocabulary
 from sfpo_jax.training import split_files, split_tokens
 
 
@@ -24,23 +24,21 @@ class Corpus(NamedTuple):
     name: str
     train: np.ndarray  # token ids, integers [n]
     test: np.ndarray
-    vocabulary: Vocabulary
 
 
-def open_corpus(data: BertData, vocabulary: str, size: int) -> Corpus:
+def open_corpus(data: BertData, words: Vocabulary) -> Corpus:
     """Reads the text of a run.
 
     Args:
       data: its `source`, `text_column` and `test_share` are meant.
-      vocabulary: path of one, or "train".
-      size: pieces of a vocabulary that is to be learned.
+      words: the vocabulary.
 
     Raises:
-      ValueError: a source without text, or a vocabulary that cannot be used.
+      ValueError: a source without text, or token ids of another vocabulary.
     """
     source = Path(data.source)
     if source.suffix == ".npy":
-        return _token_file(source, vocabulary, data.test_share)
+        return _token_file(source, words, data.test_share)
     name = data.source if data.source == "stdlib" else source.stem
     files = _files(data.source)
     train, test = files, files
@@ -54,11 +52,6 @@ def open_corpus(data: BertData, vocabulary: str, size: int) -> Corpus:
             else:
                 yield file.read_text(encoding="utf-8", errors="replace")
 
-    if vocabulary == "train":
-        words = train_vocabulary(texts(train), size)
-    else:
-        words = read_vocabulary(vocabulary)
-
     def encoded(files: list[Path]) -> np.ndarray:
         parts = [np.array(words.encode(text), np.int32) for text in texts(files)]
         tokens = np.concatenate([np.zeros(0, np.int32), *parts])
@@ -69,8 +62,8 @@ def open_corpus(data: BertData, vocabulary: str, size: int) -> Corpus:
         return tokens
 
     if len(files) > 1:
-        return Corpus(name, encoded(train), encoded(test), words)
-    return Corpus(name, *split_tokens(encoded(files), data.test_share), words)
+        return Corpus(name, encoded(train), encoded(test))
+    return Corpus(name, *split_tokens(encoded(files), data.test_share))
 
 
 def _files(source: str) -> list[Path]:
@@ -90,13 +83,7 @@ def _files(source: str) -> list[Path]:
     return found
 
 
-def _token_file(path: Path, vocabulary: str, test_share: float) -> Corpus:
-    if vocabulary == "train":
-        raise ValueError(
-            f"`data.vocabulary` must name a vocabulary for the token ids of '{path}', "
-            "got auto: it cannot be learned from ids."
-        )
-    words = read_vocabulary(vocabulary)
+def _token_file(path: Path, words: Vocabulary, test_share: float) -> Corpus:
     try:
         tokens = np.load(path, mmap_mode="r")
     except (OSError, ValueError) as error:
@@ -114,4 +101,4 @@ def _token_file(path: Path, vocabulary: str, test_share: float) -> Corpus:
             f"`data.vocabulary` must have the ids of `data.source`, up to {highest}, "
             f"got {words.size} tokens: it is not the one that '{path}' was made with."
         )
-    return Corpus(path.stem, *split_tokens(tokens, test_share), words)
+    return Corpus(path.stem, *split_tokens(tokens, test_share))

@@ -52,25 +52,43 @@ def load_labelled(data: BertData) -> TextDataset:
             f"`data.source` must hold two classes at least, got {len(classes)} in "
             f"'{path}': {seen}, and there is nothing to tell apart."
         )
+    return split_classes(path.stem, classes, texts, named, data.test_share)
+
+
+def split_classes(
+    name: str, classes: list[str], texts: list[str], named: list[str], test_share: float
+) -> TextDataset:
+    """Holds out the same share of every class; deterministic.
+
+    Args:
+      name: of the data.
+      classes: the names of the classes.
+      texts: the texts.
+      named: the class of each.
+      test_share: in (0, 1); each class gives at least one text to either side.
+
+    Raises:
+      ValueError: a class with fewer than two texts.
+    """
     places = {name: place for place, name in enumerate(classes)}
-    labels = np.array([places[name] for name in named], np.int32)
+    labels = np.array([places[label] for label in named], np.int32)
     generator = np.random.default_rng(_SPLIT_SEED)
     held = np.zeros(len(labels), np.bool_)
-    for label, name in enumerate(classes):
+    for label, known in enumerate(classes):
         own = generator.permutation(np.flatnonzero(labels == label))
         if len(own) < 2:
             raise ValueError(
-                f"`data.source` must hold each class twice at least, got '{name}' once "
-                f"in '{path}': it cannot be both trained on and tested."
+                f"`data.source` must hold each class twice at least, got '{known}' "
+                f"{len(own)} times in '{name}': it cannot be trained on and tested."
             )
-        count = min(max(1, round(data.test_share * len(own))), len(own) - 1)
+        count = min(max(1, round(test_share * len(own))), len(own) - 1)
         held[own[:count]] = True
 
     def part(is_chosen: np.ndarray) -> LabelledTexts:
         chosen = np.flatnonzero(is_chosen)
         return LabelledTexts([texts[i] for i in chosen.tolist()], labels[chosen])
 
-    return TextDataset(path.stem, part(~held), part(held), classes)
+    return TextDataset(name, part(~held), part(held), classes)
 
 
 def classification_batches(

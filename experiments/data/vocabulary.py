@@ -1,9 +1,14 @@
 """WordPiece vocabularies (Wu et al. 2016, arXiv:1609.08144): text to token ids.
 
+    python -m experiments.data.vocabulary words.txt 8192 books/*.txt
+
 The arithmetic is that of the library `tokenizers`; a vocabulary is a file in one of the
-two forms in which published models bring it, or is learned from the training text.
+two forms in which published models bring it. The command learns one of so many pieces
+from files of text. It may learn another one the next time, since the library does not
+settle ties: keep the file. `stdlib_vocab.txt` was learned from Python's library.
 """
 
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +17,8 @@ import numpy as np
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _FILES = ("tokenizer.json", "vocab.txt")
+# Learned from the modules of the standard library of Python 3.11.
+STDLIB = Path(__file__).with_name("stdlib_vocab.txt")
 
 
 class Vocabulary:
@@ -72,8 +79,8 @@ def read_vocabulary(path: str | Path) -> Vocabulary:
         found = next((path / n for n in _FILES if (path / n).exists()), path)
     if not found.is_file():
         raise ValueError(
-            f"`data.vocabulary` must be a tokenizer.json, a vocab.txt, a folder of "
-            f"one, or train, got '{path}', where there is none."
+            "`data.vocabulary` must be a tokenizer.json, a vocab.txt, or a folder of "
+            f"one, got '{path}', where there is none."
         )
     library = _library()
     try:
@@ -89,19 +96,32 @@ def read_vocabulary(path: str | Path) -> Vocabulary:
     return Vocabulary(tokenizer, str(found))
 
 
-def train_vocabulary(texts: Iterable[str], size: int) -> Vocabulary:
-    """Learns the pieces of a text, in lower case.
+def learn_vocabulary(path: str | Path, texts: Iterable[str], size: int) -> None:
+    """Learns the pieces of texts, in lower case, and writes them as a vocab.txt.
 
     Args:
-      texts: in an order of their own, which the result depends on where pieces are
-        equally frequent.
+      path: of the file.
+      texts: what they are learned from.
       size: pieces at most, the special tokens included.
     """
     tokenizer = _library().BertWordPieceTokenizer(lowercase=True)
     tokenizer.train_from_iterator(
         texts, vocab_size=size, show_progress=False, special_tokens=list(_SPECIAL)
     )
-    return Vocabulary(tokenizer, "the training text")
+    ids = tokenizer.get_vocab()
+    text = "\n".join(sorted(ids, key=ids.__getitem__)) + "\n"
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command: a file to write, its pieces, and files of text."""
+    if len(argv) < 3 or not argv[1].isdigit():
+        sys.stderr.write(f"{__doc__}")
+        return 2
+    files = [Path(name) for name in argv[2:]]
+    texts = (file.read_text(encoding="utf-8", errors="replace") for file in files)
+    learn_vocabulary(argv[0], texts, int(argv[1]))
+    return 0
 
 
 def _library() -> Any:
@@ -113,3 +133,7 @@ def _library() -> Any:
             "pip install 'sfpo_jax[experiments]'."
         ) from None
     return tokenizers
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

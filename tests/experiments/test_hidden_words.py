@@ -9,7 +9,8 @@ import pytest
 from experiments.bert_sections import BertData
 from experiments.data.corpus import open_corpus
 from experiments.data.hidden_words import pretraining_batches
-from experiments.data.vocabulary import Vocabulary, read_vocabulary, train_vocabulary
+from experiments.data.passages import PACKAGES, load_passages
+from experiments.data.vocabulary import Vocabulary, learn_vocabulary, read_vocabulary
 from sfpo_jax.training import PADDING
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -82,37 +83,37 @@ def test_lengths_that_cannot_be(words: Vocabulary, length: int) -> None:
 
 
 def test_sources_of_many_forms(tmp_path: Path, words: Vocabulary) -> None:
+    books = tmp_path / "books"
+    books.mkdir()
     for i in range(10):
-        (tmp_path / f"{i}.txt").write_text("all that glitters is not gold, " * 9)
-    data = BertData(source=str(tmp_path))
-    corpus = open_corpus(data, "train", 40)
-    assert corpus.vocabulary.size == 40
+        (books / f"{i}.txt").write_text("all that glitters is not gold, " * 9)
+    data = BertData(source=str(books))
+    corpus = open_corpus(data, words)
     assert len(corpus.train) == 9 * len(corpus.test)
     # One file is split within.
-    alone = open_corpus(BertData(source=str(tmp_path / "0.txt")), "train", 40)
+    alone = open_corpus(BertData(source=str(books / "0.txt")), words)
     assert len(alone.train) + len(alone.test) == len(corpus.test)
 
     vocabulary = tmp_path / "vocab.txt"
     vocabulary.write_text("\n".join([*SPECIAL, "all", "gold"]))
     np.save(tmp_path / "ids.npy", np.array([5, 6] * 50, np.uint16))
     source = BertData(source=str(tmp_path / "ids.npy"))
-    ids = open_corpus(source, str(vocabulary), 0)
+    few = read_vocabulary(vocabulary)
+    ids = open_corpus(source, few)
     assert isinstance(ids.train, np.memmap) and len(ids.train) == 90
-    with pytest.raises(ValueError, match=r"`data\.vocabulary` must name a vocabulary"):
-        open_corpus(source, "train", 0)
     np.save(tmp_path / "ids.npy", np.array([5, 7] * 50))
     with pytest.raises(ValueError, match=r"up to 7, got 7 tokens"):
-        open_corpus(source, str(vocabulary), 0)
+        open_corpus(source, few)
 
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     column = pyarrow.table({"text": ["all gold", "gold"], "n": [1, 2]})
     parquet.write_table(column, tmp_path / "a.parquet")
     source = BertData(source=str(tmp_path / "a.parquet"), test_share=0.3)
-    assert open_corpus(source, str(vocabulary), 0).train.tolist() == [5, 6]
+    assert open_corpus(source, few).train.tolist() == [5, 6]
     source = BertData(source=str(tmp_path / "a.parquet"), text_column="body")
     with pytest.raises(ValueError, match=r"must have the column body, got text, n in"):
-        open_corpus(source, str(vocabulary), 0)
+        open_corpus(source, few)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,11 @@ def test_sources_of_many_forms(tmp_path: Path, words: Vocabulary) -> None:
     [
         ("absent.txt", None, ["must be a tokenizer.json", "where there is none"]),
         ("vocab.txt", "a\nb", ["cannot be read", "not found in the vocabulary"]),
-        ("vocab.txt", "[UNK]\n[CLS]\n[SEP]", ["the tokens [PAD]", "without [PAD], [MA"]),
+        (
+            "vocab.txt",
+            "[UNK]\n[CLS]\n[SEP]",
+            ["the tokens [PAD]", "without [PAD], [MA"],
+        ),
         ("tokenizer.json", "{}", ["cannot be read"]),
     ],
 )
@@ -135,13 +140,23 @@ def test_vocabularies_that_are_none(
         assert word in str(error.value)
 
 
-def test_an_empty_folder(tmp_path: Path) -> None:
+def test_an_empty_folder(tmp_path: Path, words: Vocabulary) -> None:
     with pytest.raises(ValueError, match=r"`data.source` must be stdlib, or a file"):
-        open_corpus(BertData(source=str(tmp_path)), "train", 40)
+        open_corpus(BertData(source=str(tmp_path)), words)
 
 
-def test_a_vocabulary_is_learned_the_same_each_time() -> None:
-    texts = ["one two three two", "three one one"]
-    first, second = (train_vocabulary(iter(texts), 30) for _ in range(2))
-    assert first.encode("one three") == second.encode("one three")
-    assert first.encode_all(["one"]) == [first.encode("one")]
+def test_a_vocabulary_is_learned_and_kept(tmp_path: Path) -> None:
+    learn_vocabulary(tmp_path / "v.txt", ["one two three two", "Three one one"], 30)
+    words = read_vocabulary(tmp_path / "v.txt")
+    assert len(words.ordinary) + 5 == words.size <= 30
+    assert words.encode_all(["one"]) == [words.encode("ONE")]
+    assert len(words.encode("one")) == 1
+
+
+def test_passages_of_the_standard_library() -> None:
+    data = load_passages(0.2)
+    assert data.classes == list(PACKAGES)
+    for side in (data.train, data.test):
+        assert (np.bincount(side.labels, minlength=10) > 0).all()
+    assert not set(data.train.texts) & set(data.test.texts)
+    assert len(data.train.texts) > 4000

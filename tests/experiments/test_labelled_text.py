@@ -61,7 +61,7 @@ def test_batches_are_cut_and_padded(tmp_path: Path) -> None:
     [
         ("a.tsv", "label\ttext\n1\tx\n1\ty\n", ["two classes", "got 1", "all are 1"]),
         ("a.tsv", "label\ttext\n", ["two classes", "got 0", "no rows"]),
-        ("a.tsv", "label\ttext\n1\tx\n1\ty\n0\tz\n", ["'0' once"]),
+        ("a.tsv", "label\ttext\n1\tx\n1\ty\n0\tz\n", ["'0' 1 times"]),
         ("a.tsv", "label\ttext\n1\tx\n0\n", ["fewer in line 3"]),
         ("a.tsv", "y\ttext\n1\tx\n", ["the column label", "y, text", "label_column"]),
         ("a.csv", "", ["the column text", "got none"]),
