@@ -1,6 +1,7 @@
 """One contender: an optimizer that trains a task, and what was measured meanwhile."""
 
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from jax.sharding import Mesh
 from experiments.layout import GradientRelease, make_trainee
 from experiments.run_log import Course, RunLog, Store, median
 from experiments.task import Task
-from sfpo_jax.parallel import Step, TrainState
+from sfpo_jax.parallel import Step, TrainState, current_hosts
 from sfpo_jax.training import (
     DataIterator,
     Record,
@@ -132,17 +133,21 @@ def run_contender(
         microbatches=microbatches,
         max_norm=contender.max_norm,
         shard_axes=contender.shard_axes,
+        frozen=task.frozen and task.frozen(train.seed),
     )
     # Not the key the parameters come from.
     key = jax.random.fold_in(jax.random.key(train.seed), 1) if task.has_key else None
-    state = step.init(init(train.seed), key)
+    model_state = task.init_state and task.init_state(train.seed)
+    state = step.init(init(train.seed), key, model_state)
     wire_bytes = _wire_bytes(contender, step, state, batches, stop)
     tests = [step.shard_batch(batch) for batch in tests]
     log = RunLog(contender.name, wire_bytes, contender.course, train, on_record, store)
     log.watch(state.params)
 
-    def test(params: Any) -> dict[str, float] | None:
-        sums = evaluate(test_batch, params, tests, stop)
+    def test(params: Any, **state: Any) -> dict[str, float] | None:
+        if step.frozen is not None:
+            state["frozen"] = step.frozen
+        sums = evaluate(functools.partial(test_batch, **state), params, tests, stop)
         if sums is None:
             return None
         correct, loss, images = sums.tolist()
@@ -160,6 +165,10 @@ def run_contender(
     )
     if not done.is_finished:
         raise RunStopped(f"{contender.name} stopped after step {done.done}")
+    # The layered step may have the weights in parts, and has them in stacks.
+    if store and task.save and contender.release is None and current_hosts().is_first:
+        store.weights.mkdir(parents=True, exist_ok=True)
+        task.save(store.weights, done.state.params, step.frozen)
     return Result(
         name=contender.name,
         records=log.records,

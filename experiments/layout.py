@@ -45,6 +45,7 @@ def make_trainee(
     microbatches: int = 1,
     max_norm: float | None = None,
     shard_axes: tuple[str, ...] = (),
+    frozen: Any = None,
 ) -> Trainee:
     """The step that trains a task, and the parameters it trains.
 
@@ -57,6 +58,7 @@ def make_trainee(
       max_norm: what the step clips to, where the chain sees layers, or parts of
         tensors.
       shard_axes: axes along which the plain step shares the states; () for none.
+      frozen: what the task reads and nobody trains.
     """
     shared: Any = {
         "has_key": task.has_key,
@@ -71,10 +73,14 @@ def make_trainee(
             tx,
             mesh,
             operator_specs=task.specs,
+            has_model_state=task.init_state is not None,
+            frozen=frozen,
             **shared,
         )
         return Trainee(step, task.init, task.test)
     layered = task.layered
+    if layered is None:
+        raise ValueError("`task` must have layers for the layered step, got none.")
     step = make_layered_train_step(
         layered.model,
         tx,

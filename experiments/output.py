@@ -75,7 +75,8 @@ class RunFolder:
         )
         is_wanted = self._train.tensorboard and self._lock is not None
         board = self.path / "tensorboard" / slug if is_wanted else None
-        return ContenderStore(name, self.metrics, checkpoints, board)
+        weights = self.path / "weights" / slug
+        return ContenderStore(name, self.metrics, checkpoints, board, weights)
 
     def finish(self, result: Result) -> None:
         """Keeps the result of a contender, which is not run again."""
@@ -122,8 +123,10 @@ class ContenderStore:
         metrics: JsonLines,
         checkpoints: Checkpoints,
         board: Path | None,
+        weights: Path,
     ) -> None:
         self.checkpoints = checkpoints
+        self.weights = weights
         self._name = name
         self._metrics = metrics
         self._board_path = board

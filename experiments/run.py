@@ -98,8 +98,7 @@ def settle_run(config: T, mesh: Mesh, task: Task) -> tuple[T, list[str]]:
     Arguments and errors are those of `training.settle`, of a section in `config`.
     """
     given: Any = config
-    params = jax.eval_shape(lambda: task.init(0))
-    shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
+    shapes = [leaf.shape for leaf in jax.tree.leaves(task.shapes)]
     is_masked = given.sparsity.schedule != "none"
     communication, notes = training.settle(
         given.communication, mesh, shapes, is_masked=is_masked

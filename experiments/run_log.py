@@ -4,6 +4,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -36,6 +37,11 @@ class Store(Protocol):
     @property
     def checkpoints(self) -> Checkpoints:
         """Its checkpoints."""
+        ...
+
+    @property
+    def weights(self) -> Path:
+        """Where its trained weights go, for other programs."""
         ...
 
     def rewind(self, done: int, tested: int) -> list[Record]:

@@ -1,6 +1,6 @@
 """What logits are worth: the loss, and whether the likeliest class is right."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -73,3 +73,26 @@ def total_score(
     """(correct, summed loss, examples) of a test batch; padding does not count."""
     loss, is_correct, is_real = score(logits, labels)
     return (is_correct * is_real).sum(), (loss * is_real).sum(), is_real.sum()
+
+
+def pretraining_score(
+    logits: Any, labels: Any, operator: Operator | None = None
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """BERT's loss of hidden words plus that of the class; the accuracy is of words.
+
+    Args:
+      logits: of words [B, l, V] and of classes [B, C].
+      labels: int32[B, L], PADDING where the word was not hidden, and int32[B].
+      operator: as in `mean_score`.
+    """
+    (words, classes), (hidden, wanted) = logits, labels
+    loss, aux = masked_score(words, hidden, operator)
+    other, _ = mean_score(classes, wanted)
+    return loss + other, aux
+
+
+def pretraining_total(
+    logits: Any, labels: Any
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`total_score` of the hidden words alone; arguments as in `pretraining_score`."""
+    return total_score(logits[0], labels[0])

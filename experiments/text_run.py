@@ -2,21 +2,16 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 
+from experiments.config import RunConfig
 from experiments.data.text import load_stdlib
 from experiments.devices import make_operator, make_run_mesh, show_cpu_devices
 from experiments.models.gpt import GPTConfig
 from experiments.run import Run, make_contenders, settle_run
 from experiments.text_task import make_text_task
 from sfpo_jax.training import (
-    Communication,
-    Distributed,
-    Memory,
     Optimizer,
-    Parallel,
-    Sparsity,
     Text,
     TextData,
     Train,
@@ -26,7 +21,7 @@ from sfpo_jax.training import (
 
 
 @dataclasses.dataclass(frozen=True)
-class TextConfig:
+class TextConfig(RunConfig):
     """Everything a run depends on."""
 
     model: GPTConfig = dataclasses.field(default_factory=GPTConfig)
@@ -34,11 +29,6 @@ class TextConfig:
     optimizer: Optimizer = dataclasses.field(
         default_factory=lambda: Optimizer(learning_rate=0.012)
     )
-    sparsity: Sparsity = dataclasses.field(default_factory=Sparsity)
-    parallel: Parallel = dataclasses.field(default_factory=Parallel)
-    communication: Communication = dataclasses.field(default_factory=Communication)
-    memory: Memory = dataclasses.field(default_factory=Memory)
-    distributed: Distributed = dataclasses.field(default_factory=Distributed)
     train: Train = dataclasses.field(
         default_factory=lambda: Train("gpt_stdlib", steps=600, evaluate_every=600)
     )
@@ -62,7 +52,7 @@ def prepare_text(config: TextConfig) -> Run:
     recompute = config.parallel.time.recompute == "full"
     operator = make_operator(config.parallel, mesh, config.model)
     task = make_text_task(config.model, recompute=recompute, operator=operator)
-    check_groups(config.optimizer.groups, jax.eval_shape(lambda: task.init(0)))
+    check_groups(config.optimizer.groups, task.shapes)
     config, notes = settle_run(config, mesh, task)
     return Run(
         config,

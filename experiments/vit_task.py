@@ -3,11 +3,11 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
-from experiments.data.batches import Batch, check_shapes, normalization, preprocess
+from experiments.data.batches import Batch
 from experiments.data.images import Dataset
+from experiments.image_task import image_reader
 from experiments.models.layered import layered_vit
 from experiments.models.operator import operator_specs
 from experiments.models.vit import ViT, ViTConfig
@@ -33,14 +33,7 @@ def make_task(
     Raises:
       ValueError: images or classes that do not fit the model.
     """
-    sample = dataset.train.sample()
-    check_shapes(sample, model.image_size, model.channels)
-    if dataset.classes > model.classes:
-        raise ValueError(
-            f"`model.classes` must be at least {dataset.classes}, the classes of "
-            f"`data.source`, got {model.classes}."
-        )
-    scale = normalization(sample.images)
+    unpack = image_reader(model, dataset)
 
     def create(key: jax.Array) -> ViT:
         vit = ViT(model, recompute=recompute, rngs=nnx.Rngs(key))
@@ -50,10 +43,6 @@ def make_task(
 
     shapes = nnx.eval_shape(lambda: create(jax.random.key(0)))
     graph, _ = nnx.split(shapes)
-
-    def unpack(batch: Batch) -> tuple[jax.Array, jax.Array]:
-        images = preprocess(batch.images, scale, model.image_size, model.channels)
-        return images, jnp.asarray(batch.labels)
 
     def logits(params: Any, batch: Batch, key: jax.Array | None) -> jax.Array:
         return nnx.merge(graph, params)(unpack(batch)[0], key=key)

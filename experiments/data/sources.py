@@ -27,8 +27,15 @@ def open_dataset(
       ValueError: a source that cannot be used.
     """
     if os.path.isdir(data.source):
-        return load_folder(data, image_size, channels)
-    return load_dataset(data.source, data.test_share)
+        dataset = load_folder(data, image_size, channels)
+    else:
+        dataset = load_dataset(data.source, data.test_share)
+    if dataset.classes < 2:
+        raise ValueError(
+            f"`data.source` must hold two classes at least, got {dataset.classes} in "
+            f"'{data.source}': there is nothing to tell apart."
+        )
+    return dataset
 
 
 def training_stream(

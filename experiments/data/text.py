@@ -30,6 +30,12 @@ def load_stdlib(test_share: float = 0.1, folder: str | Path = "") -> TextDataset
     Raises:
       ValueError: a share out of range, or a Python without sources.
     """
+    train, test = split_files(stdlib_files(folder), test_share)
+    return TextDataset("stdlib", read_text(train), read_text(test), 256)
+
+
+def stdlib_files(folder: str | Path = "") -> list[Path]:
+    """The modules of the standard library, or of `folder`; errors as `load_stdlib`."""
     place = Path(folder or sysconfig.get_path("stdlib"))
     paths = sorted(place.glob("*.py"))
     if len(paths) < 2:
@@ -37,5 +43,4 @@ def load_stdlib(test_share: float = 0.1, folder: str | Path = "") -> TextDataset
             f"`folder` must hold Python sources, got {len(paths)} in '{place}': use a "
             "Python that is installed with its sources, or another folder."
         )
-    train, test = split_files(paths, test_share)
-    return TextDataset("stdlib", read_text(train), read_text(test), 256)
+    return paths

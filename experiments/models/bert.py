@@ -1,12 +1,13 @@
 """BERT in Flax NNX (Devlin et al. 2019, arXiv:1810.04805).
 
 A bidirectional encoder of post-norm blocks, pretrained to guess words that were hidden
-and whether one sentence follows the other. Shapes stand in the names: B pairs of
-sentences, L tokens, l tokens of this rank (all without an operator), D width, V
-vocabulary, C classes.
+and whether one sentence follows the other, then trained on to classify texts. Shapes
+stand in the names: B pairs of sentences, L tokens, l tokens of this rank (all without
+an operator), D width, V vocabulary, C classes.
 """
 
 import dataclasses
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +34,6 @@ from sfpo_jax import Operator, shard_sequence
 from sfpo_jax.collectives import widen
 
 _EPSILON = 1e-12  # of the published LayerNorms
-_INIT = nnx.initializers.truncated_normal(0.02)
 # x between blocks, [B, l, D], and which of all tokens are no padding, bool[B, L].
 Stream = tuple[jax.Array, jax.Array]
 
@@ -46,6 +46,9 @@ class BERTConfig:
       ValueError: where sizes do not fit together, with the key, value and remedy.
     """
 
+    task: Literal["pretrain", "classify"] = "pretrain"
+    """pretrain: guess hidden words, and whether the second part follows the first;
+    classify: tell the class of a text, without the head that guesses words."""
     vocabulary: int = 30522
     """Tokens to tell apart."""
     length: int = 512
@@ -53,7 +56,8 @@ class BERTConfig:
     types: int = 2
     """Kinds of token: of the first sentence or the second."""
     classes: int = 2
-    """What the pooled output tells apart: the second sentence follows, or not."""
+    """What the pooled output tells apart; in pretraining whether the second part is
+    another text (1) or follows the first (0)."""
     width: int = 1024
     """Features of a token."""
     depth: int = 24
@@ -62,6 +66,8 @@ class BERTConfig:
     """Attention heads of a block; divides width."""
     mlp_width: int = 4096
     """Features of the hidden layer of each MLP."""
+    init: float = 0.02
+    """Standard deviation of the initial matrices; narrow networks want more."""
     dropout: float = 0.0
     """Share of activations dropped in training; published with 0.1."""
     attention: AttentionKind = "auto"
@@ -75,11 +81,20 @@ class BERTConfig:
         for name in ("vocabulary", "length", "types", "classes", "depth"):
             at_least_one(name, getattr(self, name))
         check_block_sizes(self)
+        if not self.init > 0:
+            raise ValueError(
+                f"model.init must be positive, got {self.init}: it is the standard "
+                f"deviation of the initial matrices"
+            )
 
     @property
     def tokens(self) -> int:
         """Tokens of a sequence, at most."""
         return self.length
+
+    def initializer(self) -> nnx.Initializer:
+        """Of the matrices."""
+        return nnx.initializers.truncated_normal(self.init)
 
 
 class BERTBlock(nnx.Module):
@@ -88,15 +103,13 @@ class BERTBlock(nnx.Module):
     operator: Operator | None = None
 
     def __init__(self, config: BERTConfig, *, rngs: nnx.Rngs) -> None:
-        D, F = config.width, config.mlp_width
-        self.attention = Attention(config, kernel_init=_INIT, rngs=rngs)
+        D, F, init = config.width, config.mlp_width, config.initializer()
+        self.attention = Attention(config, kernel_init=init, rngs=rngs)
         self.norm_attention = layer_norm(config, epsilon=_EPSILON, rngs=rngs)
         self.mlp_in = linear(
-            config, D, F, kind=ColumnLinear, kernel_init=_INIT, rngs=rngs
+            config, D, F, kind=ColumnLinear, kernel_init=init, rngs=rngs
         )
-        self.mlp_out = linear(
-            config, F, D, kind=RowLinear, kernel_init=_INIT, rngs=rngs
-        )
+        self.mlp_out = linear(config, F, D, kind=RowLinear, kernel_init=init, rngs=rngs)
         self.norm_mlp = layer_norm(config, epsilon=_EPSILON, rngs=rngs)
         self.dropout = nnx.Dropout(config.dropout)
 
@@ -120,28 +133,33 @@ class BERT(nnx.Module):
     """Token ids to the logits of hidden words and of the class of the whole.
 
     Args:
-      config: the sizes.
+      config: the sizes, and which heads there are.
+      recompute: run each block under `jax.checkpoint`, so that the backward pass
+        computes its inner activations again instead of keeping them.
       rngs: the source of the initial parameters, float32 (see `cast_weights`).
     """
 
     operator: Operator | None = None
 
-    def __init__(self, config: BERTConfig, *, rngs: nnx.Rngs) -> None:
-        self.config = config
-        D, V = config.width, config.vocabulary
-        self.tokens = nnx.Param(_INIT(rngs.params(), (V, D)))
-        self.positions = nnx.Param(_INIT(rngs.params(), (config.length, D)))
-        self.types = nnx.Param(_INIT(rngs.params(), (config.types, D)))
+    def __init__(
+        self, config: BERTConfig, *, recompute: bool = False, rngs: nnx.Rngs
+    ) -> None:
+        self.config, self.recompute = config, recompute
+        D, V, init = config.width, config.vocabulary, config.initializer()
+        self.tokens = nnx.Param(init(rngs.params(), (V, D)))
+        self.positions = nnx.Param(init(rngs.params(), (config.length, D)))
+        self.types = nnx.Param(init(rngs.params(), (config.types, D)))
         self.norm = layer_norm(config, epsilon=_EPSILON, rngs=rngs)
         self.dropout = nnx.Dropout(config.dropout)
         self.blocks = nnx.List(
             BERTBlock(config, rngs=rngs) for _ in range(config.depth)
         )
-        self.words = linear(config, D, D, kernel_init=_INIT, rngs=rngs)
-        self.norm_words = layer_norm(config, epsilon=_EPSILON, rngs=rngs)
-        self.word_bias = nnx.Param(jnp.zeros((V,), jnp.float32))
-        self.pooler = linear(config, D, D, kernel_init=_INIT, rngs=rngs)
-        self.head = linear(config, D, config.classes, kernel_init=_INIT, rngs=rngs)
+        if config.task == "pretrain":
+            self.words = linear(config, D, D, kernel_init=init, rngs=rngs)
+            self.norm_words = layer_norm(config, epsilon=_EPSILON, rngs=rngs)
+            self.word_bias = nnx.Param(jnp.zeros((V,), jnp.float32))
+        self.pooler = linear(config, D, D, kernel_init=init, rngs=rngs)
+        self.head = linear(config, D, config.classes, kernel_init=init, rngs=rngs)
 
     def __call__(
         self,
@@ -150,8 +168,8 @@ class BERT(nnx.Module):
         is_live_BxL: jax.Array,
         *,
         key: jax.Array | None = None,
-    ) -> tuple[jax.Array, jax.Array]:
-        """Float32 logits of words [B, l, V] and of classes [B, C].
+    ) -> Any:
+        """Float32 logits of words [B, l, V] and of classes [B, C]; or the latter alone.
 
         Args:
           ids_BxL: int[B, L], the tokens.
@@ -166,8 +184,9 @@ class BERT(nnx.Module):
         if key is not None:
             keys = list(jax.random.split(key, len(keys)))
         stream = self.embed(ids_BxL, types_BxL, is_live_BxL, keys[-1])
+        apply = nnx.remat(BERTBlock.__call__) if self.recompute else BERTBlock.__call__
         for block, block_key in zip(self.blocks, keys[:-1], strict=True):
-            stream = block(stream, block_key)
+            stream = apply(block, stream, block_key)
         return self.predict(stream)
 
     def embed(
@@ -196,8 +215,19 @@ class BERT(nnx.Module):
             key = rank_key(key, self.operator)
         return drop(self.dropout, x_BxlxD, key), is_live_BxL
 
-    def predict(self, stream: Stream) -> tuple[jax.Array, jax.Array]:
-        """Float32 logits (words [B, l, V], classes [B, C]) of the last block's."""
+    def predict(self, stream: Stream) -> Any:
+        """What a call returns, from what the last block did."""
+        if self.config.task == "classify":
+            return self.predict_class(stream)
+        return self.predict_words(stream), self.predict_class(stream)
+
+    def predict_class(self, stream: Stream) -> jax.Array:
+        """Float32 logits of classes [B, C]."""
+        x_BxD = jnp.tanh(self.pooler(first_token(stream[0], self.operator)))
+        return widen(self.head(x_BxD))
+
+    def predict_words(self, stream: Stream) -> jax.Array:
+        """Float32 logits of words [B, l, V]."""
         x_BxlxD, _ = stream
         dtype = jnp.dtype(self.config.dtype)
         y_BxlxD = nnx.gelu(self.words(x_BxlxD), approximate=False)
@@ -208,6 +238,4 @@ class BERT(nnx.Module):
             self.tokens[...].astype(dtype),
             preferred_element_type=wide_dtype(dtype),
         )
-        words_BxlxV = words_BxlxV + widen(self.word_bias[...])[None, None]
-        x_BxD = jnp.tanh(self.pooler(first_token(x_BxlxD, self.operator)))
-        return words_BxlxV, widen(self.head(x_BxD))
+        return words_BxlxV + widen(self.word_bias[...])[None, None]

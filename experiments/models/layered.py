@@ -17,7 +17,7 @@ from experiments.models.gpt import GPT, GPTConfig
 from experiments.models.operator import operator_specs
 from experiments.models.transformer import cast_weights
 from experiments.models.vit import ViT, ViTConfig
-from experiments.scores import masked_score, mean_score
+from experiments.scores import mean_score, pretraining_score
 from sfpo_jax import LayeredModel, Operator, stack_layers
 
 # A batch -> what the model reads of it, and the labels.
@@ -145,34 +145,35 @@ def layered_gpt(config: GPTConfig, operator: Operator | None = None) -> Layered:
 
 
 def layered_bert(config: BERTConfig, operator: Operator | None = None) -> Layered:
-    """A BERT in pretraining: the loss of hidden words plus that of the class.
+    """A BERT in pretraining, or as a classifier.
 
     Args:
-      config: the sizes.
-      operator: as in `layered_gpt`.
+      config: the sizes and the task.
+      operator: as in `layered_gpt`; a classifier's ranks each have the whole loss.
 
-    Batches are {"ids", "types", "labels": int32[B, L], "is_live": bool[B, L], "class":
-    int32[B]}; labels are PADDING where the word was not hidden. Accuracy is of hidden
-    words.
+    Batches are {"ids", "types": int32[B, L], "is_live": bool[B, L], "class": int32[B]},
+    and in pretraining "labels": int32[B, L], PADDING where the word was not hidden.
     """
+    is_pretraining = config.task == "pretrain"
+    score = functools.partial(pretraining_score, operator=operator)
 
     def embed(bert: BERT, batch: Any, key: jax.Array | None) -> Any:
         return bert.embed(batch["ids"], batch["types"], batch["is_live"], key)
-
-    def score(logits: Any, labels: Any) -> Any:
-        (words, classes), (hidden, wanted) = logits, labels
-        loss, aux = masked_score(words, hidden, operator)
-        other, _ = mean_score(classes, wanted)
-        return loss + other, aux
 
     return _layered(
         lambda key: cast_weights(BERT(config, rngs=nnx.Rngs(key)), config.param_dtype),
         embed,
         BERT.predict,
-        lambda batch: (batch, (batch["labels"], batch["class"])),
+        lambda batch: (batch, bert_labels(config, batch)),
         operator,
-        score,
+        score if is_pretraining else mean_score,
     )
+
+
+def bert_labels(config: BERTConfig, batch: Any) -> Any:
+    """What the logits of a BERT are scored against, of a batch of `layered_bert`."""
+    is_pretraining = config.task == "pretrain"
+    return (batch["labels"], batch["class"]) if is_pretraining else batch["class"]
 
 
 def _from_dict(batch: Any) -> tuple[jax.Array, jax.Array]:

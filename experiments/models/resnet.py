@@ -36,6 +36,8 @@ class ResNetConfig:
       ValueError: a size that cannot be, with the key, value and remedy.
     """
 
+    image_size: int = 224
+    """Pixels along each side that images are brought to; the network takes any."""
     classes: int = 1000
     """Classes to tell apart."""
     channels: int = 3
@@ -50,7 +52,7 @@ class ResNetConfig:
     """Precision of the convolutions; parameters, statistics and logits stay float32."""
 
     def __post_init__(self) -> None:
-        for name in ("classes", "channels", "width"):
+        for name in ("image_size", "classes", "channels", "width"):
             at_least_one(name, getattr(self, name))
         if not self.stages or min(self.stages) < 1:
             raise ValueError(

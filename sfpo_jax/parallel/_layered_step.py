@@ -176,7 +176,8 @@ class LayeredTrainStep(Step):
 
     # ---- one step of one rank --------------------------------------------------
 
-    def _local_step(self, state: TrainState, batch: Any) -> Any:
+    def _local_step(self, state: TrainState, batch: Any, frozen: Any) -> Any:
+        del frozen  # the layered step has none
         passes = LayeredPass(
             self._model,
             self._outer,

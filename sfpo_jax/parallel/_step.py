@@ -43,6 +43,7 @@ class Step(abc.ABC):
     mesh: Mesh
     batch_axes: Axes  # the batch is split over them
     op_axes: Axes  # ("op",) where operators are split, else ()
+    frozen: Any  # what the loss reads and nobody trains, on every device; or None
 
     def __init__(
         self,
@@ -52,8 +53,10 @@ class Step(abc.ABC):
         microbatches: int,
         operator_specs: Any,
         pipeline_depth: int = 0,
+        frozen: Any = None,
     ) -> None:
         self.mesh = mesh
+        self.frozen = _replicated(frozen, mesh)
         self.batch_axes = tuple(name for name in mesh.axis_names if name != AXIS)
         is_split = operator_specs is not None and mesh.shape.get(AXIS, 1) > 1
         self.op_axes = (AXIS,) if is_split else ()
@@ -82,7 +85,7 @@ class Step(abc.ABC):
         """PartitionSpecs of a state, of which only shapes are read."""
 
     @abc.abstractmethod
-    def _local_step(self, state: TrainState, batch: Any) -> Any:
+    def _local_step(self, state: TrainState, batch: Any, frozen: Any) -> Any:
         """(state, metrics) of one rank, inside `shard_map`."""
 
     def init(
@@ -147,7 +150,7 @@ class Step(abc.ABC):
         Raises:
           ValueError: a batch that the ranks and microbatches do not divide.
         """
-        return self._jitted(state, self.shard_batch(batch))
+        return self._jitted(state, self.shard_batch(batch), self.frozen)
 
     def shard_batch(self, batch: Any) -> Any:
         """Puts a batch where the step wants it, split along the leading axis.
@@ -185,7 +188,8 @@ class Step(abc.ABC):
             lambda x: jax.ShapeDtypeStruct(whole_shape(x), x.dtype, sharding=sharding),
             batch,
         )
-        return self._jitted.trace(jax.tree.map(_shape_of, state), shapes)
+        state, frozen = jax.tree.map(_shape_of, (state, self.frozen))
+        return self._jitted.trace(state, shapes, frozen)
 
     def compiled_text(self, state: TrainState, batch: Any) -> str:
         """The optimised HLO of the step for arguments of these shapes."""
@@ -259,17 +263,17 @@ class Step(abc.ABC):
     def _batch_spec(self) -> PartitionSpec:
         return PartitionSpec(self.batch_axes)
 
-    def _sharded_step(self, state: TrainState, batch: Any) -> Any:
+    def _sharded_step(self, state: TrainState, batch: Any, frozen: Any = None) -> Any:
         specs = self._specs(state)
         return jax.shard_map(
             self._local_step,
             mesh=self.mesh,
-            in_specs=(specs, self._batch_spec()),
+            in_specs=(specs, self._batch_spec(), PartitionSpec()),
             out_specs=(specs, PartitionSpec()),
             # With the checks on, differentiating replicated parameters would insert
             # the dense all-reduce by itself.
             check_vma=False,
-        )(state, batch)
+        )(state, batch, frozen)
 
     def _on_ranks(
         self,
@@ -384,6 +388,18 @@ def average(tree: Any, axes: Axes) -> Any:
     for place, mean in zip(places, means, strict=True):
         leaves[place] = mean
     return treedef.unflatten(leaves)
+
+
+def _replicated(tree: Any, mesh: Mesh) -> Any:
+    """The arrays on every device of a mesh; of shapes, how they would lie there."""
+    sharding = NamedSharding(mesh, PartitionSpec())
+
+    def place(x: Any) -> Any:
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+        return jax.device_put(x, sharding)
+
+    return jax.tree.map(place, tree)
 
 
 def _shape_of(x: Any) -> jax.ShapeDtypeStruct:

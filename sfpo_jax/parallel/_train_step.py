@@ -7,6 +7,7 @@ are averaged exactly; the transformation does the rest. Nothing is reduced twice
 nothing dense that was to be compressed.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -57,12 +58,14 @@ class TrainStep(Step):
         shard_axes: Axes,
         reduces: Axes | None,
         operator_specs: Any,
+        frozen: Any,
     ) -> None:
         super().__init__(
             mesh,
             has_key=has_key,
             microbatches=microbatches,
             operator_specs=operator_specs,
+            frozen=frozen,
         )
         self._operator_specs = operator_specs
         self._max_norm = max_norm
@@ -128,11 +131,14 @@ class TrainStep(Step):
             opt_state=self._opt_specs(state.opt_state),
         )
 
-    def _local_step(self, state: TrainState, batch: Any) -> Any:
+    def _local_step(self, state: TrainState, batch: Any, frozen: Any) -> Any:
         assert self._reduces is not None
+        loss_fn = self._loss_fn
+        if frozen is not None:
+            loss_fn = functools.partial(loss_fn, frozen=frozen)
         layout = self._placed()
         loss, aux, model_state, grads = loss_and_grads(
-            self._loss_fn,
+            loss_fn,
             layout.full(state.params),
             batch,
             self._step_key(state),
@@ -184,6 +190,7 @@ def make_train_step(
     shard_axes: Axes = ("data",),
     reduces: Axes | None = None,
     operator_specs: Any = None,
+    frozen: Any = None,
 ) -> TrainStep:
     r"""A training step over the `node`, `data` and `op` axes of a mesh.
 
@@ -198,9 +205,9 @@ def make_train_step(
     over all ranks. Without, they all do the same.
 
     Args:
-      loss_fn: ``loss_fn(params, batch[, key=][, model_state=]) -> loss | (loss, aux)``,
-        the mean loss of the local batch, a scalar; aux a dict of scalars, with
-        `has_model_state` also the new "model_state".
+      loss_fn: ``loss_fn(params, batch[, key=][, model_state=][, frozen=])`` to loss or
+        (loss, aux), the mean loss of the local batch, a scalar; aux a dict of scalars,
+        with `has_model_state` also the new "model_state".
       tx: the gradient transformation.
       mesh: from `make_mesh`, or any with Auto axes.
       has_key: pass `key`, another one for every step, rank and microbatch.
@@ -221,6 +228,9 @@ def make_train_step(
       operator_specs: a tree like the parameters of PartitionSpecs: P("op") in the place
         of the axis of a parameter that is cut over the operator axis, P() for one that
         every rank holds. `tx` must then not mix leaves: clip with `max_norm`.
+      frozen: a pytree that `loss_fn` reads besides, such as the weights under adapters
+        (see `sfpo_jax.lora`): whole on every device, and neither differentiated nor
+        reduced nor part of the state.
 
     Returns:
       The step: ``state = step.init(params, key)``, ``state, metrics = step(state,
@@ -261,4 +271,5 @@ def make_train_step(
         shard_axes=tuple(shard_axes),
         reduces=reduces,
         operator_specs=operator_specs,
+        frozen=frozen,
     )

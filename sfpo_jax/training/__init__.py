@@ -8,6 +8,7 @@ from sfpo_jax.training._averaging import Axes as Axes
 from sfpo_jax.training._averaging import settle as settle
 from sfpo_jax.training._averaging import split_axes as split_axes
 from sfpo_jax.training._batch_order import PADDING as PADDING
+from sfpo_jax.training._batch_order import BatchOrder as BatchOrder
 from sfpo_jax.training._batch_stream import BatchStream as BatchStream
 from sfpo_jax.training._batch_stream import check_identity as check_identity
 from sfpo_jax.training._build import ConfigError as ConfigError

@@ -31,7 +31,7 @@ def build(cls: type[T], values: Mapping[str, Any], *, base: T | None = None) -> 
 
     Args:
       cls: a dataclass whose fields are numbers, bools, text, `Literal`s, unions of
-        these, or dataclasses of the same kind.
+        these, dataclasses of the same kind, or tuples of any one of them.
       values: the values by name; what is absent keeps its value in `base`.
       base: None = the defaults of `cls`.
 
@@ -147,17 +147,26 @@ def _build(
 
 
 def _listed(key: str, value: Any, hint: Any) -> tuple[Any, ...]:
-    """A list of sections as the tuple `hint`, each named by its place."""
+    """A list of values or sections as the tuple `hint`, each named by its place."""
     cls = typing.get_args(hint)[0]
-    inside = dotted_keys(cls)
-    if not isinstance(value, (list, tuple)):
+    is_list = isinstance(value, (list, tuple))
+    if not dataclasses.is_dataclass(cls):
+        if not is_list:
+            raise ConfigError(
+                f"`{key}` must be a list, each {_describe(cls)}, got {value!r}: write "
+                "it in a file"
+            )
+        return tuple(_typed(f"{key}[{i}]", each, cls) for i, each in enumerate(value))
+    section = typing.cast(type, cls)
+    inside = dotted_keys(section)
+    if not is_list:
         raise ConfigError(
             f"`{key}` must be a list of sections, got {value!r}: write it in a file, "
             f"each with {', '.join(inside)}"
         )
     return tuple(
         _build(
-            cls,
+            section,
             values,
             None,
             f"{key}[{place}].",

@@ -73,7 +73,7 @@ def fit(
     data: DataIterator,
     train: Train,
     *,
-    evaluate: Callable[[Any], Metrics | None] | None = None,
+    evaluate: Callable[..., Metrics | None] | None = None,
     monitor: Monitor | None = None,
     checkpoints: Checkpoints | None = None,
     stop: Stop | None = None,
@@ -91,9 +91,10 @@ def fit(
       state: from ``step.init``; given up.
       data: the batches.
       train: `steps`, `evaluate_every`, `checkpoint_every`, `ema`, `max_nonfinite`.
-      evaluate: parameters -> metrics, called with nothing in flight, after every
-        `evaluate_every` steps and after the last; with the averaged weights where
-        `ema` is on. None from it: stopped, and to be repeated on resume.
+      evaluate: (parameters[, model_state=]) -> metrics, called with nothing in flight,
+        after every `evaluate_every` steps and after the last; with the averaged weights
+        where `ema` is on, and the model state where the step has one. None from it:
+        stopped, and to be repeated on resume.
       monitor: is told of each step and test.
       checkpoints: where the run is saved every `checkpoint_every` steps, after the
         last, and when it stops. Not in the middle of steps whose loss is not finite.
@@ -132,7 +133,7 @@ class _Loop:
         state: TrainState,
         data: DataIterator,
         train: Train,
-        evaluate: Callable[[Any], Metrics | None] | None,
+        evaluate: Callable[..., Metrics | None] | None,
         monitor: Monitor | None,
         checkpoints: Checkpoints | None,
         stop: Stop | None,
@@ -245,7 +246,9 @@ class _Loop:
         params = self._state.params
         if self._ema and self._mean:
             params = self._ema.average(self._mean, params)
-        metrics = self._evaluate(params)
+        held = self._state.model_state
+        extra = {} if held is None else {"model_state": held}
+        metrics = self._evaluate(params, **extra)
         if metrics is None:
             return False
         self._tested = self._done

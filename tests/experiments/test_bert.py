@@ -46,6 +46,9 @@ def test_bert_large_has_its_published_size() -> None:
     rest = [shapes[name] for name in shapes if name not in heads]
     # BertModel, its pooler included.
     assert sum(leaf.size for leaf in jax.tree.leaves(rest)) == 335_141_888
+    # BertForSequenceClassification.
+    head = jax.tree.leaves(shapes["head"])
+    assert sum(leaf.size for leaf in (*jax.tree.leaves(rest), *head)) == 335_143_938
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -6,9 +6,13 @@ from pathlib import Path
 import jax
 import pytest
 
+from experiments.bert_run import BertConfig
 from experiments.data.images import load_dataset
 from experiments.gpt3_13b import SMALL
+from experiments.models.bert import BERTConfig
+from experiments.models.resnet import ResNetConfig
 from experiments.models.vit import ViTConfig
+from experiments.resnet50 import ResNetRun
 from experiments.text_run import TextConfig
 from experiments.vit_run import Config
 from experiments.vit_task import make_task
@@ -30,6 +34,11 @@ def given(values: dict, prefix: str = "") -> list[str]:
     [
         ("vit_mnist5k.yaml", Config, "vit_l"),
         ("vit_l.yaml", Config, "vit_l"),
+        ("resnet_mnist5k.yaml", ResNetRun, "resnet50"),
+        ("resnet50.yaml", ResNetRun, "resnet50"),
+        ("bert_stdlib.yaml", BertConfig, "bert_large"),
+        ("bert_movies.yaml", BertConfig, "bert_large"),
+        ("bert_large.yaml", BertConfig, "bert_large"),
         ("gpt_stdlib.yaml", TextConfig, "gpt3_13b"),
         ("gpt3_13b.yaml", TextConfig, "gpt3_13b"),
     ],
@@ -45,6 +54,9 @@ def test_a_file_names_every_key_and_how_to_run_it(
 
 def test_the_default_of_a_command_is_its_file() -> None:
     assert build(Config, read_yaml(CONFIGS / "vit_mnist5k.yaml")) == Config()
+    resnet = build(ResNetRun, read_yaml(CONFIGS / "resnet_mnist5k.yaml"))
+    assert resnet == ResNetRun()
+    assert build(BertConfig, read_yaml(CONFIGS / "bert_stdlib.yaml")) == BertConfig()
     assert build(TextConfig, read_yaml(CONFIGS / "gpt_stdlib.yaml")) == SMALL
 
 
@@ -54,6 +66,19 @@ def test_gpt3_13b_is_gpt3_13b() -> None:
     assert (sizes.depth, sizes.width, sizes.heads) == (40, 5120, 40)
     assert (sizes.mlp_width, sizes.length, sizes.vocabulary) == (20480, 2048, 50304)
     assert config.memory.gradient_release
+
+
+def test_resnet50_is_resnet_50() -> None:
+    config = build(ResNetRun, read_yaml(CONFIGS / "resnet50.yaml"))
+    assert config.model == ResNetConfig(dtype="bfloat16")
+    # test_resnet.py counts its parameters.
+
+
+def test_bert_large_is_bert_large() -> None:
+    config = build(BertConfig, read_yaml(CONFIGS / "bert_large.yaml"))
+    plain = dataclasses.replace(config.model, dtype="float32", dropout=0.0)
+    assert plain == BERTConfig()
+    # test_bert.py counts its parameters.
 
 
 def test_vit_l_is_vit_l() -> None:

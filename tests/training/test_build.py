@@ -69,3 +69,17 @@ def test_what_is_refused(values: dict[str, Any], words: list[str]) -> None:
     assert "\n" not in message
     for word in words:
         assert word in message, message
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    sizes: tuple[int, ...] = (1,)
+
+
+def test_a_list_of_values() -> None:
+    assert build(Listed, {"sizes": [3, 4]}) == Listed((3, 4))
+    assert build(Listed, {"sizes": []}) == Listed(())
+    with pytest.raises(ConfigError, match=r"`sizes` must be a list, each a whole numb"):
+        build(Listed, {"sizes": 3})
+    with pytest.raises(ConfigError, match=r"`sizes\[1\]` must be a whole .* got 'x'"):
+        build(Listed, {"sizes": [3, "x"]})
