@@ -14,6 +14,12 @@ from sfpo_jax.memory._fits import assert_fits as assert_fits
 from sfpo_jax.memory._flops import count_flops as count_flops
 from sfpo_jax.memory._plan import Plan as Plan
 from sfpo_jax.memory._planner import plan as plan
+from sfpo_jax.memory._recompute import plan_recompute as plan_recompute
+from sfpo_jax.memory._recompute_plan import BudgetError as BudgetError
+from sfpo_jax.memory._recompute_plan import RecomputePlan as RecomputePlan
+from sfpo_jax.memory._recomputed import Keep as Keep
+from sfpo_jax.memory._recomputed import Recorder as Recorder
+from sfpo_jax.memory._recomputed import recomputed as recomputed
 from sfpo_jax.memory._topology import MissingCompilerError as MissingCompilerError
 from sfpo_jax.memory._topology import compiler_problem as compiler_problem
 from sfpo_jax.memory._topology import install_command as install_command

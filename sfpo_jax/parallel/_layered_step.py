@@ -54,18 +54,20 @@ class LayeredTrainStep(Step):
         pipeline_depth: int,
         reduces: Axes | None,
         operator_specs: Any,
+        budget: str | None = None,
     ) -> None:
         super().__init__(
             mesh,
             has_key=has_key,
             microbatches=microbatches,
             operator_specs=operator_specs,
+            recompute=recompute,
+            budget=budget,
             pipeline_depth=pipeline_depth,
         )
         self._operator_specs = operator_specs
         self._model = model
         self._tx = optax.with_extra_args_support(tx)
-        self._recompute = recompute
         self._max_norm = max_norm
         self._skip_nonfinite = skip_nonfinite
         self._rounding = make_rounding(rounding)

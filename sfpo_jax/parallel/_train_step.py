@@ -7,8 +7,8 @@ are averaged exactly; the transformation does the rest. Nothing is reduced twice
 nothing dense that was to be compressed.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from sfpo_jax._validate import check_at_least
+from sfpo_jax.memory import Keep, recomputed
 from sfpo_jax.parallel._clipping import check_max_norm, clip_scale, scaled
 from sfpo_jax.parallel._loss import LossFn, loss_and_grads
 from sfpo_jax.parallel._mixing import check_unmixed
@@ -28,6 +29,7 @@ from sfpo_jax.parallel._sharding import (
     make_layout,
 )
 from sfpo_jax.parallel._step import (
+    AUTO,
     Step,
     TrainState,
     average,
@@ -57,12 +59,16 @@ class TrainStep(Step):
         shard_axes: Axes,
         reduces: Axes | None,
         operator_specs: Any,
+        recompute: Keep | Literal["auto"] | None,
+        budget: str | None,
     ) -> None:
         super().__init__(
             mesh,
             has_key=has_key,
             microbatches=microbatches,
             operator_specs=operator_specs,
+            recompute=recompute,
+            budget=budget,
         )
         self._operator_specs = operator_specs
         self._max_norm = max_norm
@@ -131,8 +137,11 @@ class TrainStep(Step):
     def _local_step(self, state: TrainState, batch: Any) -> Any:
         assert self._reduces is not None
         layout = self._placed()
+        loss_fn = self._loss_fn
+        if self._recompute is not None:
+            loss_fn = recomputed(loss_fn, self._recompute)
         loss, aux, model_state, grads = loss_and_grads(
-            self._loss_fn,
+            loss_fn,
             layout.full(state.params),
             batch,
             self._step_key(state),
@@ -184,6 +193,8 @@ def make_train_step(
     shard_axes: Axes = ("data",),
     reduces: Axes | None = None,
     operator_specs: Any = None,
+    recompute: Sequence[str] | Literal["auto"] | None = None,
+    budget: str | None = None,
 ) -> TrainStep:
     r"""A training step over the `node`, `data` and `op` axes of a mesh.
 
@@ -221,6 +232,12 @@ def make_train_step(
       operator_specs: a tree like the parameters of PartitionSpecs: P("op") in the place
         of the axis of a parameter that is cut over the operator axis, P() for one that
         every rank holds. `tx` must then not mix leaves: clip with `max_norm`.
+      recompute: what the backward pass keeps, names that `loss_fn` gives by
+        `jax.ad_checkpoint.checkpoint_name`; all else it computes again (see
+        `sfpo_jax.memory.recomputed`). "auto": what `plan_recompute` finds for `budget`,
+        when the first batch is seen; `step.recompute_plan` then tells. None: all that
+        `loss_fn` does not compute again by itself is kept.
+      budget: what a device may hold, with recompute="auto", a size with its unit.
 
     Returns:
       The step: ``state = step.init(params, key)``, ``state, metrics = step(state,
@@ -261,4 +278,17 @@ def make_train_step(
         shard_axes=tuple(shard_axes),
         reduces=reduces,
         operator_specs=operator_specs,
+        recompute=_names(recompute),
+        budget=budget,
     )
+
+
+def _names(recompute: Any) -> Any:
+    """The argument with its names in a tuple."""
+    if isinstance(recompute, str) and recompute != AUTO:
+        raise ValueError(
+            f'`recompute` must be "auto", a sequence of names or None, got '
+            f"{recompute!r}."
+        )
+    is_given = recompute is not None and recompute != AUTO
+    return tuple(recompute) if is_given else recompute
