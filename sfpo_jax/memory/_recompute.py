@@ -8,15 +8,16 @@ from typing import Any
 from sfpo_jax.memory._devices import find_device
 from sfpo_jax.memory._plan import Plan
 from sfpo_jax.memory._planner import budget_bytes, open_step, plan
-from sfpo_jax.memory._recompute_graph import Graph, cost
+from sfpo_jax.memory._recompute_chain import Chain
 from sfpo_jax.memory._recompute_plan import BudgetError, Point, RecomputePlan
-from sfpo_jax.memory._recompute_solver import Answer, Memory, predict, solve
+from sfpo_jax.memory._recompute_stack import Stacks
 from sfpo_jax.memory._recomputed import Recorder
 from sfpo_jax.units import format_bytes
 
+Problem = Chain | Stacks
 _COMPILATIONS = 4
 _WORTHWHILE = 0.005  # of a step's FLOPs: what another compilation should save
-_MARGIN = 0.015  # of the budget
+_MARGIN = 0.025  # of the budget
 _POINTS = 8
 
 
@@ -48,7 +49,7 @@ def plan_recompute(
       cache: as in `plan`.
 
     Returns:
-      The plan: ``print`` it; ``plan.save`` is what a step's `recompute` takes, and
+      The plan: ``print`` it; ``plan.keep`` is what a step's `recompute` takes, and
       ``plan.apply(step)`` the step with it.
 
     Raises:
@@ -76,19 +77,17 @@ def plan_recompute(
     """
     card = find_device(device)
     limit = budget_bytes(card, budget)
-    opened, opened_args = open_step(step, args, card, mesh_shape, compiler)
-    graph = _record(opened, opened_args)
+    problem = _record(*open_step(step, args, card, mesh_shape, compiler))
 
-    def compile(saved: frozenset[str]) -> Plan:
-        def choose(step: Any) -> Any:
-            return step.with_recompute(tuple(sorted(saved, key=_order)) or None)
+    def compile(choice: Any) -> Plan:
+        keep = problem.keep(choice)
 
         def build(mesh: Any) -> Any:
             made, *its_args = step(mesh)
-            return choose(made), *its_args
+            return made.with_recompute(keep), *its_args
 
         return plan(
-            choose(step) if mesh_shape is None else build,
+            step.with_recompute(keep) if mesh_shape is None else build,
             *args,
             device=device,
             mesh_shape=mesh_shape,
@@ -97,10 +96,10 @@ def plan_recompute(
             cache=cache,
         )
 
-    return _Search(graph, limit, compile).run()
+    return _Search(problem, limit, compile).run()
 
 
-def _record(step: Any, args: Any) -> Graph:
+def _record(step: Any, args: Any) -> Problem:
     if not hasattr(step, "with_recompute"):
         raise TypeError(
             f"`step` must have .with_recompute(names), got {step!r}: pass a step of "
@@ -109,88 +108,87 @@ def _record(step: Any, args: Any) -> Graph:
     recorder = Recorder()
     probe = step.with_recompute(recorder)
     getattr(probe, "trace", probe.lower)(*args)
-    if recorder.graph is None or not recorder.graph.values:
+    problem = Stacks(recorder.stacks) if recorder.stacks else None
+    if recorder.graph is not None:
+        problem = Chain(recorder.graph)
+    if problem is None or not problem.candidates:
         raise ValueError(
             "`step` has no named values to choose from: name what each block returns, "
             "and what is costly inside, by jax.ad_checkpoint.checkpoint_name(x, name)."
         )
-    return recorder.graph
+    return problem
 
 
 class _Search:
     """Solves, compiles, corrects."""
 
     def __init__(
-        self, graph: Graph, limit: int, compile: Callable[[frozenset[str]], Plan]
+        self, problem: Problem, limit: int, compile: Callable[[Any], Plan]
     ) -> None:
-        self._graph, self._limit, self._compile = graph, limit, compile
+        self._problem: Any = problem
+        self._limit, self._compile = limit, compile
         self._seconds = 0.0
-        self._plans: dict[frozenset[str], tuple[float, Plan]] = {}
+        # choice -> (bytes predicted, the plan)
+        self._plans: dict[Any, tuple[float, Plan]] = {}
 
     def run(self) -> RecomputePlan:
-        none = frozenset[str]()
-        baseline = self._measure(none, 0.0)
+        problem, best = self._problem, self._problem.nothing
+        baseline = self._measure(best, 0.0)
         held = baseline.total_bytes - baseline.temporary_bytes
-        bare = predict(self._graph, none, Memory(0.0, 1.0))
-        memory = Memory(held, baseline.temporary_bytes / max(bare, 1.0))
-        best, saved = none, none
-        while not self._is_done(best, saved):
+        memory = problem.calibrate(held, baseline.temporary_bytes)
+        while not (baseline.fits or len(self._plans) >= _COMPILATIONS):
             # Nothing is known yet of how far the prediction is off.
             margin = _MARGIN if len(self._plans) == 1 else 0.0
-            limit = (1 - margin) * self._limit
-            answer = self._solve(memory, limit) or self._solve(memory, None)
-            assert answer is not None
-            saved = answer.saved
-            if saved in self._plans or not self._is_better(saved, best):
+            answer = self._solve(memory, (1 - margin) * self._limit)
+            choice, predicted = answer or self._solve(memory, None)
+            if choice in self._plans or not self._is_better(choice, best):
                 break
-            made = self._measure(saved, answer.peak)
-            memory = memory._replace(base=memory.base + made.total_bytes - answer.peak)
+            made = self._measure(choice, predicted)
+            memory = problem.shift(memory, made.total_bytes - predicted)
             if made.fits:
-                best = saved
+                best = choice
         if not self._plans[best][1].fits:
             self._give_up(memory)
         predicted, made = self._plans[best]
-        values = {value.name: value.bytes for value in self._graph.values}
+        seconds = self._seconds
+        curve = self._curve(memory, best)
         return RecomputePlan(
-            save=tuple(sorted(best, key=_order)),
+            keep=problem.keep(best),
             plan=made,
             baseline=baseline,
             predicted_bytes=round(predicted) or made.total_bytes,
-            candidates=values,
+            candidates=problem.candidates,
+            table=tuple(problem.describe(best)),
             compilations=len(self._plans),
-            solver_seconds=self._seconds,
-            curve=self._curve(memory, baseline),
+            solver_seconds=(seconds, self._seconds),
+            curve=curve,
         )
 
-    def _is_done(self, best: frozenset[str], saved: frozenset[str]) -> bool:
-        if len(self._plans) >= _COMPILATIONS:
+    def _is_better(self, choice: Any, best: Any) -> bool:
+        """Whether another plan is worth a compilation."""
+        made = self._plans[best][1]
+        if not made.fits or not made.flops:
             return True
-        return not best and self._plans[best][1].fits
+        gain = self._problem.flops(best) - self._problem.flops(choice)
+        return gain > _WORTHWHILE * made.flops
 
-    def _is_better(self, saved: frozenset[str], best: frozenset[str]) -> bool:
-        """Whether another plan that fits is worth a compilation."""
-        baseline, made = self._plans[frozenset()][1], self._plans[best][1]
-        if not made.fits or not baseline.flops:
-            return True
-        gain = cost(self._graph, best)[0] - cost(self._graph, saved)[0]
-        return gain > _WORTHWHILE * baseline.flops
-
-    def _measure(self, saved: frozenset[str], predicted: float) -> Plan:
-        made = self._compile(saved)
-        self._plans[saved] = predicted, made
+    def _measure(self, choice: Any, predicted: float) -> Plan:
+        made = self._compile(choice)
+        self._plans[choice] = predicted, made
         return made
 
-    def _solve(self, memory: Memory, budget: float | None) -> Answer | None:
+    def _solve(self, memory: Any, budget: float | None) -> Any:
         began = time.perf_counter()
-        answer = solve(self._graph, memory, budget)
+        answer = self._problem.solve(memory, budget)
         self._seconds += time.perf_counter() - began
         return answer
 
-    def _give_up(self, memory: Memory) -> None:
-        answer = self._solve(memory, None)
-        if answer is not None and answer.saved not in self._plans:
-            self._measure(answer.saved, answer.peak)
-        smallest = min((p for _, p in self._plans.values()), key=lambda p: p.total_bytes)
+    def _give_up(self, memory: Any) -> None:
+        choice, predicted = self._solve(memory, None)
+        if choice not in self._plans:
+            self._measure(choice, predicted)
+        plans = [made for _, made in self._plans.values()]
+        smallest = min(plans, key=lambda made: made.total_bytes)
         raise BudgetError(
             f"`budget` of {format_bytes(self._limit, digits=3)} cannot be met by "
             f"computing again: the smallest reachable is "
@@ -199,24 +197,20 @@ class _Search:
             smallest,
         )
 
-    def _curve(self, memory: Memory, baseline: Plan) -> tuple[Point, ...]:
+    def _curve(self, memory: Any, best: Any) -> tuple[Point, ...]:
         """Predicted, by budgets from the least memory to nothing computed again."""
-        flops = baseline.flops or 0
-        least = self._solve(memory, None)
-        points = [Point(baseline.total_bytes, flops, ())]
-        if least is None:
-            return tuple(points)
-        low, high = least.peak, baseline.total_bytes
+        problem, nothing = self._problem, self._problem.nothing
+        baseline, made = self._plans[nothing][1], self._plans[best][1]
+        flops, again = baseline.flops or 0, problem.flops(best)
+        # Microbatches, and a second backward pass, run it more often than it is told.
+        times = ((made.flops or 0) - flops) / again if again else 1.0
+        low, high = self._solve(memory, None)[1], float(baseline.total_bytes)
+        points = {nothing: Point(baseline.total_bytes, flops, problem.keep(nothing))}
         for part in range(_POINTS):
             answer = self._solve(memory, low + (high - low) * part / _POINTS + 1.0)
-            if answer is None or not answer.saved:
+            if answer is None or answer[0] in points:
                 continue
-            again = cost(self._graph, answer.saved)[0]
-            save = tuple(sorted(answer.saved, key=_order))
-            points.append(Point(round(answer.peak), flops + again, save))
-        return tuple(sorted(set(points), key=lambda point: point.bytes))
-
-
-def _order(name: str) -> tuple[str, int]:
-    kind, _, number = name.rpartition("/")
-    return kind, int(number)
+            choice, size = answer
+            total = flops + round(times * problem.flops(choice))
+            points[choice] = Point(round(size), total, problem.keep(choice))
+        return tuple(sorted(points.values(), key=lambda point: point.bytes))

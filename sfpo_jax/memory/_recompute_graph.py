@@ -177,9 +177,18 @@ def _gradients(named: Named, is_input: Sequence[bool]) -> tuple[int, ...]:
     return tuple(grads)
 
 
-def cost(graph: Graph, saved: frozenset[str]) -> tuple[int, int]:
-    """(FLOPs, operations) that run again where these values are kept."""
-    first = last_segment(graph, saved)
+def cost(
+    graph: Graph, saved: frozenset[str], first: int | None = None
+) -> tuple[int, int]:
+    """(FLOPs, operations) that run again where these values are kept.
+
+    Args:
+      graph: of the function.
+      saved: names.
+      first: the stretch from which on nothing runs again; None for the one that
+        follows the last cut that is kept.
+    """
+    first = last_segment(graph, saved) if first is None else first
     missing = {v.name for v in graph.values if v.name not in saved and v.stretch < first}
 
     def runs(cause: Cause) -> bool:

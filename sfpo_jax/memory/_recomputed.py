@@ -8,25 +8,41 @@ import jax.numpy as jnp
 
 from sfpo_jax.memory._named import Named, select, trace_named
 from sfpo_jax.memory._recompute_graph import Graph, make_graph
+from sfpo_jax.memory._recompute_stack import Stack, make_stack
 
 
 class Recorder:
     """Given in the place of names, it learns what could be kept.
 
     Attributes:
-      named: the loss, once a step that has it was traced.
-      graph: what keeping and computing again costs.
+      graph: of the loss of a step, once it was traced.
+      stacks: those of a layered step.
     """
 
     def __init__(self) -> None:
-        self.named: Named | None = None
         self.graph: Graph | None = None
+        self.stacks: dict[str, Stack] = {}
 
     def record(self, named: Named, trained: Sequence[bool]) -> None:
         """Reads a loss, the first of the function's outputs."""
         outs = len(named.closed.jaxpr.outvars)
-        self.named = named
         self.graph = make_graph(named, trained, [place == 0 for place in range(outs)])
+
+
+    def record_block(
+        self,
+        name: str,
+        block: Callable[..., Any],
+        args: tuple[Any, ...],
+        depth: int,
+        microbatches: int,
+    ) -> None:
+        """Reads a block of a stack: (layer, floating leaves of x) -> (such, others)."""
+        named = trace_named(block, args, {})
+        trained = [jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(args)]
+        outs, floats = len(named.closed.jaxpr.outvars), len(args[1])
+        wanted = [place < floats for place in range(outs)]
+        self.stacks[name] = make_stack(named, trained, wanted, depth, microbatches)
 
 
 Keep = Recorder | Sequence[str]

@@ -163,14 +163,14 @@ class Step(abc.ABC):
         assert self._budget is not None
         is_cpu = self.mesh.devices.flat[0].platform == "cpu"
         self.recompute_plan = plan_recompute(
-            self.with_recompute(None),
+            self,
             state,
             jax.tree.map(self._batch_shape, batch),
             budget=self._budget,
             # A plan for this very device, whose like in the cache may be another card.
             cache=is_cpu,
         )
-        self._recompute = self.recompute_plan.save or None
+        self._recompute = self.recompute_plan.keep
         self._jitted = self._jit()
 
     def _batch_shape(self, x: Any) -> jax.ShapeDtypeStruct:

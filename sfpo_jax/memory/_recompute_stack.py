@@ -1,0 +1,222 @@
+"""What to keep of layers that stack: for so many of them these names, for others those.
+
+The layers of a stack are alike, so what counts is how many are treated in which way.
+Each way, a set of names, has its bytes and its FLOPs; how many layers get which is an
+integer program of a few variables (Bellman's knapsack with several items a kind),
+solved by HiGHS. Two or three ways are enough for an optimum, and each is one loop.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sfpo_jax.memory._named import Named
+from sfpo_jax.memory._recompute_graph import Graph, cost, make_graph
+from sfpo_jax.units import format_bytes
+
+# "full", "none" or names.
+Way = str | tuple[str, ...]
+# By stack: (layers, way), from the first layer on.
+Runs = tuple[tuple[str, tuple[tuple[int, Way], ...]], ...]
+
+_WORDS = {"full": ("nothing",), "none": ("all that autodiff asks for",)}
+_NAMES = 10  # so many are tried in all combinations
+
+
+class Option(NamedTuple):
+    """One way to treat a layer.
+
+    Attributes:
+      way: what it keeps.
+      bytes: that it keeps beside its inputs.
+      flops: that run again.
+      operations: these, and one for every entry that is made again.
+    """
+
+    way: Way
+    bytes: int
+    flops: int
+    operations: int
+
+
+class Stack(NamedTuple):
+    """Layers that are alike.
+
+    Attributes:
+      depth: how many.
+      options: those that no other beats in bytes and operations, the smallest first.
+      bytes: of each name, in one layer.
+    """
+
+    depth: int
+    options: tuple[Option, ...]
+    bytes: dict[str, int]
+
+
+def make_stack(
+    named: Named,
+    is_input: Sequence[bool],
+    is_output: Sequence[bool],
+    depth: int,
+    microbatches: int,
+) -> Stack:
+    """The ways to treat a block.
+
+    Args:
+      named: the block, on one microbatch.
+      is_input: which of its inputs it is differentiated by.
+      is_output: which of its outputs are differentiated.
+      depth: layers.
+      microbatches: for each of which a layer keeps its values.
+
+    Raises:
+      ValueError: more names than can be tried.
+    """
+    graph = make_graph(named._replace(cuts=()), is_input, is_output)
+    kinds: dict[str, int] = {}
+    for value in graph.values:
+        kind = value.name.rpartition("/")[0]
+        kinds[kind] = kinds.get(kind, 0) + value.bytes * microbatches
+    if len(kinds) > _NAMES:
+        raise ValueError(
+            f"`block` must name at most {_NAMES} kinds of values for a plan, got "
+            f"{len(kinds)}: {', '.join(kinds)}."
+        )
+    options = [Option("none", graph.residual[0] * microbatches, 0, 0)]
+    for count in range(len(kinds) + 1):
+        for chosen in itertools.combinations(kinds, count):
+            options.append(_option(graph, chosen, kinds, microbatches))
+    return Stack(depth, _best(options), kinds)
+
+
+def _option(
+    graph: Graph, chosen: tuple[str, ...], kinds: Mapping[str, int], microbatches: int
+) -> Option:
+    saved = frozenset(
+        v.name for v in graph.values if v.name.rpartition("/")[0] in chosen
+    )
+    flops, operations = cost(graph, saved, first=len(graph.residual))
+    return Option(
+        chosen or "full",
+        sum(kinds[kind] for kind in chosen),
+        flops * microbatches,
+        operations * microbatches,
+    )
+
+
+def _best(options: list[Option]) -> tuple[Option, ...]:
+    """Those that cost less than all that are smaller."""
+    kept: list[Option] = []
+    for option in sorted(options, key=lambda o: (o.bytes, o.operations)):
+        if not kept or option.operations < kept[-1].operations:
+            kept.append(option)
+    return tuple(kept)
+
+
+class Stacks:
+    """The stacks of a model, as the search sees them; see `Chain`."""
+
+    def __init__(self, stacks: Mapping[str, Stack]) -> None:
+        self.stacks = dict(stacks)
+        self.nothing: Runs = tuple(
+            (name, ((stack.depth, "none"),)) for name, stack in self.stacks.items()
+        )
+
+    @property
+    def candidates(self) -> dict[str, int]:
+        """Bytes of each value in one layer."""
+        return {
+            f"{stack}/{kind}": size
+            for stack, made in self.stacks.items()
+            for kind, size in made.bytes.items()
+        }
+
+    def calibrate(self, held: float, temporary: float) -> float:
+        """What is there beside what layers keep, where all of it is kept."""
+        return held + temporary - self._sum(self.nothing, "bytes")
+
+    def shift(self, base: float, by: float) -> float:
+        """`base`, so much more of it taken whatever is chosen."""
+        return base + by
+
+    def predict(self, runs: Runs, base: float) -> float:
+        """Bytes of a device."""
+        return base + self._sum(runs, "bytes")
+
+    def flops(self, runs: Runs) -> int:
+        """FLOPs that run again."""
+        return self._sum(runs, "flops")
+
+    def _sum(self, runs: Runs, field: str) -> int:
+        total = 0
+        for name, own in runs:
+            by_way = {o.way: getattr(o, field) for o in self.stacks[name].options}
+            total += sum(layers * by_way[way] for layers, way in own)
+        return total
+
+    def solve(self, base: float, budget: float | None) -> tuple[Runs, float] | None:
+        """(how layers are treated, bytes); arguments as those of `Chain.solve`."""
+        if budget is None:
+            runs = tuple(
+                (name, ((stack.depth, stack.options[0].way),))
+                for name, stack in self.stacks.items()
+            )
+            return runs, self.predict(runs, base)
+        counts = self._counts(budget - base)
+        if counts is None:
+            return None
+        runs = tuple((name, _runs(counts[name])) for name in self.stacks)
+        return runs, self.predict(runs, base)
+
+    def _counts(self, free: float) -> dict[str, list[tuple[int, Option]]] | None:
+        from scipy.optimize import Bounds, LinearConstraint, milp
+
+        options = [(n, o) for n, s in self.stacks.items() for o in s.options]
+        rows = [[float(n == name) for n, _ in options] for name in self.stacks]
+        depths = [float(stack.depth) for stack in self.stacks.values()]
+        unit = max(max(o.bytes for _, o in options), 1)
+        most = max(max(o.operations for _, o in options), 1)
+        result = milp(
+            np.array([o.operations / most for _, o in options]),
+            constraints=[
+                LinearConstraint(np.array(rows), np.array(depths), np.array(depths)),
+                LinearConstraint(
+                    np.array([[o.bytes / unit for _, o in options]]), -np.inf, free / unit
+                ),
+            ],
+            integrality=np.ones(len(options)),
+            bounds=Bounds(0.0, np.inf),
+        )
+        if result.x is None:
+            return None
+        counts: dict[str, list[tuple[int, Option]]] = {n: [] for n in self.stacks}
+        for (name, option), count in zip(options, result.x, strict=True):
+            if round(count):
+                counts[name].append((round(count), option))
+        return counts
+
+    def keep(self, runs: Runs) -> Any:
+        """What a step's `recompute` takes."""
+        return dict(runs)
+
+    def describe(self, runs: Runs) -> list[str]:
+        """Rows of a table: what each layer keeps."""
+        rows = [f"{'layers':<20}{'bytes of each':>14}   kept beside their inputs"]
+        for name, own in runs:
+            sizes = {option.way: option.bytes for option in self.stacks[name].options}
+            start = 0
+            for layers, way in own:
+                kept = way if isinstance(way, tuple) else _WORDS[way]
+                where = f"{name} {start}-{start + layers - 1}"
+                size = format_bytes(sizes[way], digits=3)
+                rows.append(f"{where:<20}{size:>14}   {', '.join(kept)}")
+                start += layers
+        return rows
+
+
+def _runs(counts: list[tuple[int, Option]]) -> tuple[tuple[int, Way], ...]:
+    """The layers that keep least come first: what the others keep is freed first."""
+    ordered = sorted(counts, key=lambda pair: pair[1].bytes)
+    return tuple((count, option.way) for count, option in ordered)
