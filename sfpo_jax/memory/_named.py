@@ -20,7 +20,7 @@ from jax.extend import core
 # Calls that do nothing but hold a jaxpr; names inside are as good as names outside.
 _CALLS = ("jit", "pjit", "closed_call", "core_closed_call", "checkpoint", "remat2")
 # Of the bytes of a cut: what may flow past it, such as random keys.
-_PAST = 1 / 8
+_PAST = 1 / 64
 
 
 class Named(NamedTuple):

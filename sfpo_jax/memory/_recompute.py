@@ -1,5 +1,6 @@
 """The recompute planner: from a budget to the values that are kept."""
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,8 +18,6 @@ from sfpo_jax.units import format_bytes
 Problem = Chain | Stacks
 _COMPILATIONS = 4
 _WORTHWHILE = 0.005  # of a step's FLOPs: what another compilation should save
-_MARGIN = 0.025  # of the budget
-_POINTS = 8
 
 
 def plan_recompute(
@@ -137,8 +136,7 @@ class _Search:
         held = baseline.total_bytes - baseline.temporary_bytes
         memory = problem.calibrate(held, baseline.temporary_bytes)
         while not (baseline.fits or len(self._plans) >= _COMPILATIONS):
-            # Nothing is known yet of how far the prediction is off.
-            margin = _MARGIN if len(self._plans) == 1 else 0.0
+            margin = problem.margin if len(self._plans) == 1 else 0.0
             answer = self._solve(memory, (1 - margin) * self._limit)
             choice, predicted = answer or self._solve(memory, None)
             if choice in self._plans or not self._is_better(choice, best):
@@ -150,8 +148,6 @@ class _Search:
         if not self._plans[best][1].fits:
             self._give_up(memory)
         predicted, made = self._plans[best]
-        seconds = self._seconds
-        curve = self._curve(memory, best)
         return RecomputePlan(
             keep=problem.keep(best),
             plan=made,
@@ -160,8 +156,8 @@ class _Search:
             candidates=problem.candidates,
             table=tuple(problem.describe(best)),
             compilations=len(self._plans),
-            solver_seconds=(seconds, self._seconds),
-            curve=curve,
+            solver_seconds=self._seconds,
+            trace=functools.partial(self._curve, memory, best),
         )
 
     def _is_better(self, choice: Any, best: Any) -> bool:
@@ -180,7 +176,7 @@ class _Search:
     def _solve(self, memory: Any, budget: float | None) -> Any:
         began = time.perf_counter()
         answer = self._problem.solve(memory, budget)
-        self._seconds += time.perf_counter() - began
+        self._seconds = max(self._seconds, time.perf_counter() - began)
         return answer
 
     def _give_up(self, memory: Any) -> None:
@@ -197,7 +193,7 @@ class _Search:
             smallest,
         )
 
-    def _curve(self, memory: Any, best: Any) -> tuple[Point, ...]:
+    def _curve(self, memory: Any, best: Any, count: int) -> tuple[Point, ...]:
         """Predicted, by budgets from the least memory to nothing computed again."""
         problem, nothing = self._problem, self._problem.nothing
         baseline, made = self._plans[nothing][1], self._plans[best][1]
@@ -206,8 +202,8 @@ class _Search:
         times = ((made.flops or 0) - flops) / again if again else 1.0
         low, high = self._solve(memory, None)[1], float(baseline.total_bytes)
         points = {nothing: Point(baseline.total_bytes, flops, problem.keep(nothing))}
-        for part in range(_POINTS):
-            answer = self._solve(memory, low + (high - low) * part / _POINTS + 1.0)
+        for part in range(count):
+            answer = self._solve(memory, low + (high - low) * part / count + 1.0)
             if answer is None or answer[0] in points:
                 continue
             choice, size = answer

@@ -19,6 +19,8 @@ class Chain:
       graph: of the loss.
     """
 
+    margin = 0.025  # of a budget, as long as nothing is known of the prediction
+
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self.nothing: Saved = frozenset()
@@ -35,8 +37,9 @@ class Chain:
           held: arguments and outputs.
           temporary: the rest, of a step in which nothing runs again.
         """
-        bare = predict(self._graph, self.nothing, Memory(0.0, 1.0))
-        return Memory(held, temporary / max(bare, 1.0))
+        graph = self._graph
+        kept = temporary - graph.grads[-1] - graph.passing[-1]
+        return Memory(held, max(kept, 0.0) / max(sum(graph.residual), 1))
 
     def shift(self, memory: Memory, by: float) -> Memory:
         """`memory`, so much more of it taken whatever is chosen."""

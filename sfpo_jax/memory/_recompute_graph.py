@@ -56,12 +56,14 @@ class Graph(NamedTuple):
       work: what may have to run again.
       residual: bytes that autodiff keeps of each stretch; inputs are not counted.
       grads: bytes of the gradients of inputs that each stretch is the first to read.
+      passing: bytes of what its backward pass makes and drops.
     """
 
     values: tuple[Value, ...]
     work: tuple[Work, ...]
     residual: tuple[int, ...]
     grads: tuple[int, ...]
+    passing: tuple[int, ...]
 
 
 def make_graph(named: Named, is_input: Sequence[bool], is_output: Sequence[bool]) -> Graph:
@@ -104,17 +106,22 @@ def make_graph(named: Named, is_input: Sequence[bool], is_output: Sequence[bool]
                 known = causes.get(variable, _NEVER)
                 causes[variable] = _union([known, cause])
     residual, constants = [0] * (len(named.cuts) + 1), set()
+    largest = list(residual)
     for equation, stretch in zip(jaxpr.eqns, stretches, strict=True):
         # What is made of literals alone, XLA makes wherever it is read.
         if all(isinstance(v, core.Literal) or v in constants for v in equation.invars):
             constants.update(equation.outvars)
             continue
+        sizes = [bytes_of(variable) for variable in equation.outvars]
+        largest[stretch] = max(largest[stretch], *sizes, 0)
         residual[stretch] += sum(bytes_of(v) for v in equation.outvars if v in needed)
     return Graph(
         tuple(reversed(values)),
         tuple(Work(*key, *total) for key, total in work.items()),
         tuple(residual),
         _gradients(named, is_input),
+        # The gradients of what an operation makes and of what it reads.
+        tuple(2 * size for size in largest),
     )
 
 

@@ -1,6 +1,7 @@
 """The answer of the recompute planner, and its table."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from sfpo_jax.memory._plan import Plan
@@ -47,8 +48,8 @@ class RecomputePlan:
       candidates: bytes of each value there was to choose from, by name.
       table: the choice in words, line by line.
       compilations: how many programs were measured, those from the cache included.
-      solver_seconds: spent in the solver for the answer, and for all of the curve.
-      curve: from the least memory to the least arithmetic.
+      solver_seconds: of the longest call of the solver.
+      trace: (points) -> the curve; `curve` calls it.
     """
 
     keep: Any
@@ -58,8 +59,10 @@ class RecomputePlan:
     candidates: dict[str, int]
     table: tuple[str, ...]
     compilations: int
-    solver_seconds: tuple[float, float]
-    curve: tuple[Point, ...]
+    solver_seconds: float
+    trace: Callable[[int], tuple[Point, ...]] = dataclasses.field(
+        repr=False, compare=False
+    )
 
     @property
     def budget_bytes(self) -> int:
@@ -81,6 +84,15 @@ class RecomputePlan:
         """The same, by the FLOPs of `baseline`."""
         return self.extra_flops / max(self.baseline.flops or 0, 1)
 
+    def curve(self, points: int = 8) -> tuple[Point, ...]:
+        """The least arithmetic for other budgets, from the least memory on, predicted.
+
+        Args:
+          points: budgets, evenly spaced up to that of `baseline`; a call of the solver
+            each, nothing is compiled.
+        """
+        return self.trace(points)
+
     def apply(self, step: Any) -> Any:
         """`step` with this choice."""
         return step.with_recompute(self.keep)
@@ -98,7 +110,6 @@ class RecomputePlan:
             "keep": self.keep,
             "compilations": self.compilations,
             "solver_seconds": self.solver_seconds,
-            "curve": [point._asdict() for point in self.curve],
         }
 
     def __str__(self) -> str:
@@ -117,14 +128,8 @@ class RecomputePlan:
             "",
             *self.table,
             "",
-            f"{'other budgets, predicted':<24}{'bytes':>12}{'FLOPs':>12}",
-        ]
-        for point in self.curve:
-            lines.append(f"{'':<24}{_size(point.bytes):>12}{point.flops:>12.4g}")
-        lines += [
-            "",
             f"{self.compilations} compilations by the compiler for {self.plan.compiler}, "
-            f"{self.solver_seconds[0]:.1f} s of solver",
+            f"{self.solver_seconds:.1f} s of solver",
         ]
         return "\n".join(lines)
 

@@ -11,17 +11,18 @@ the stretches. Alive are then the kept values up to there, what the stretch's se
 needs and has computed again, and the gradients made so far.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from sfpo_jax.memory._recompute_graph import Cause, Graph, last_segment
+from sfpo_jax.memory._recompute_graph import Cause, Graph, Value, last_segment
 
 # Stretches that are computed again together, at most; the last segment aside.
 _WINDOW = 4
-_GAP = 2e-3  # of all that could run again, to the best there can be
-_NODES = 20000  # a number, not seconds: hosts that plan alike must choose alike
+_GAP = 1e-3  # of all that could run again, to the best there can be
+_PEAK_GAP = 1e-2  # of the least memory, likewise
+_NODES = 1000  # a number, not seconds: hosts that plan alike must choose alike
 
 
 class Memory(NamedTuple):
@@ -61,7 +62,8 @@ def predict(graph: Graph, saved: frozenset[str], memory: Memory) -> float:
         if now >= first and now < stretches - 1:
             continue  # the last stretch has all of the last segment
         alive = sum(kept[: now + 1]) + sum(b for e, b in ends.items() if e < now)
-        peak = max(peak, grads + alive + sum(max(0.0, r) for r in again[start : now + 1]))
+        alive += grads + graph.passing[now]
+        peak = max(peak, alive + sum(max(0.0, r) for r in again[start : now + 1]))
     return memory.base + peak
 
 
@@ -102,128 +104,168 @@ def solve(
     matrix = coo_array((entries, (rows, columns)), shape=shape)
     result = milp(
         np.array(program.objective),
-        constraints=LinearConstraint(matrix, np.array(program.least), np.inf),
+        constraints=LinearConstraint(
+            matrix, np.array(program.least), np.array(program.most)
+        ),
         integrality=np.array(program.integer),
-        bounds=Bounds(0.0, np.array(program.most)),
-        options={"mip_rel_gap": _GAP, "node_limit": _NODES},
+        bounds=Bounds(0.0, np.array(program.bounds)),
+        options={
+            "mip_rel_gap": _GAP if budget is not None else _PEAK_GAP,
+            "node_limit": _NODES,
+        },
     )
     if result.x is None:
         return None
     return frozenset(
-        name for name, place in program.saves.items() if result.x[place] > 0.5
+        name
+        for name, terms in program.save.items()
+        if sum(factor * result.x[place] for factor, place in terms) > 0.5
     )
+
+
+def _alike(graph: Graph) -> dict[str, str]:
+    """Values that are kept together or not at all, by the first of them.
+
+    One equation makes them for nothing else, such as queries, keys and values.
+    """
+    known = {value.name: value for value in graph.values}
+    found: dict[str, str] = {}
+    for part in graph.work:
+        own = sorted(part.cause or (), key=lambda name: list(known).index(name))
+        kinds = {(known[n].stretch, known[n].bytes, known[n].is_cut) for n in own}
+        names = {name.rpartition("/")[0] for name in own}
+        if len(own) > 1 and len(names) == len(kinds) == 1 and part.flops:
+            found |= dict.fromkeys(own, own[0])
+    return found
 
 
 Terms = Sequence[tuple[float, int]]
 
 
 class _Program:
-    """Rows sum(factor * x[place]) >= least, for x >= 0.
+    """Rows least <= sum(factor * x[place]) <= most, for x >= 0.
 
-    With cuts c and other values v, in stretches j and k:
+    A plan cuts the stretches into segments, which are the steps of a path from the
+    first stretch to the last; of a path the relaxed program knows much, and of "this
+    cut is kept" little. Variables, for a loss of n stretches:
 
-        save[v]      0 or 1
+        step[a, b]   0 or 1: a..b is a segment, b < n - 1
+        stop[a]      0 or 1: a..n - 1 is the last segment
+        save[v]      0 or 1, of values other than cuts
         miss[v]      v runs again: 1 where it is needed, not kept, and not in the last
                      segment
-        last[j]      j is in the last segment
-        same[j, k]   j and k are in one segment, j <= k, and it is not the last
         again[j, k]  bytes of j that are there again while the backward pass is in k
     """
 
     def __init__(self, graph: Graph, memory: Memory) -> None:
-        self.graph = graph
+        self.graph, self.memory = graph, memory
         self.objective: list[float] = []
-        self.most: list[float] = []
+        self.bounds: list[float] = []
         self.integer: list[int] = []
         self.entries: list[tuple[int, int, float]] = []
         self.least: list[float] = []
-        self.memory = memory
+        self.most: list[float] = []
         self.held = _held(graph, memory)
         # Numbers near one are what solvers are made for.
         self.unit = max(sum(self.held) + sum(graph.grads), 1.0)
         work = max(sum(w.operations for w in graph.work), 1)
         # Fixed at one: the solver's gap is relative to the objective.
         self._row([(1.0, self._variable(cost=1.0))], 1.0)
-        self.stretches = len(graph.residual)
-        self.saves = {v.name: self._variable(integer=1) for v in graph.values}
-        self.last = [self._variable() for _ in range(self.stretches)]
-        self.misses = {v.name: self._variable() for v in graph.values}
-        self.ends = {v.stretch: self.saves[v.name] for v in graph.values if v.is_cut}
-        self._segments()
+        self.size = len(graph.residual)
+        self.step: dict[tuple[int, int], int] = {}
+        self.stop = [self._variable(integer=1) for _ in range(self.size)]
+        self._path()
+        alike = _alike(graph)
+        self.save: dict[str, Terms] = {}
         for value in graph.values:
-            self._runs(value.cause, value.stretch, self.misses[value.name], value.name)
+            first = alike.get(value.name, value.name)
+            known = self.save.get(first)
+            self.save[value.name] = self._saved(value) if known is None else known
+        self.miss = {v.name: self._variable() for v in graph.values}
+        for value in graph.values:
+            own = self.miss[value.name]
+            self._runs(value.cause, value.stretch, own, self.save[value.name])
         for part in graph.work:
-            share = part.operations / work
-            own = self._variable(cost=share)
-            self._runs(part.cause, part.stretch, own)
-        self.moments = [self._moment(now) for now in range(self.stretches)]
+            own = self._variable(cost=part.operations / work)
+            self._runs(part.cause, part.stretch, own, [])
+        self.moments = [self._moment(now) for now in range(self.size)]
 
     def _variable(self, *, cost: float = 0.0, most: float = 1.0, integer: int = 0) -> int:
         self.objective.append(cost)
-        self.most.append(most)
+        self.bounds.append(most)
         self.integer.append(integer)
         return len(self.objective) - 1
 
-    def _row(self, terms: Terms, least: float) -> None:
-        self.entries += [(len(self.least), place, factor) for factor, place in terms]
+    def _row(self, terms: Terms, least: float, most: float = np.inf) -> None:
+        merged: dict[int, float] = {}
+        for factor, place in terms:
+            merged[place] = merged.get(place, 0.0) + factor
+        self.entries += [(len(self.least), p, factor) for p, factor in merged.items()]
         self.least.append(least)
+        self.most.append(most)
 
-    def _segments(self) -> None:
-        self._row([(1.0, self.last[-1])], 1.0)
-        for j in range(self.stretches - 1):
-            here, after, end = self.last[j], self.last[j + 1], self.ends[j]
-            self._row([(1.0, after), (-1.0, here)], 0.0)
-            self._row([(-1.0, here), (-1.0, end)], -1.0)
-            self._row([(1.0, here), (-1.0, after), (1.0, end)], 0.0)
+    def _path(self) -> None:
+        """Segments follow each other from the first stretch to the last."""
+        last = self.size - 1
+        for a in range(last):
+            for b in range(a, min(a + _WINDOW, last)):
+                self.step[a, b] = self._variable(integer=1)
+        for a in range(self.size):
+            out = [(1.0, self.stop[a])]
+            out += [(1.0, place) for (x, _), place in self.step.items() if x == a]
+            into = [(-1.0, place) for (_, y), place in self.step.items() if y == a - 1]
+            begins = float(a == 0)
+            self._row([*out, *into], begins, begins)
 
-    def _runs(self, cause: Cause, stretch: int, own: int, name: str = "") -> None:
+    def _saved(self, value: Value) -> Terms:
+        if not value.is_cut:
+            return [(1.0, self._variable(integer=1))]
+        return self._steps(lambda a, b: b == value.stretch)
+
+    def _steps(self, holds: Callable[[int, int], bool]) -> Terms:
+        return [(1.0, place) for ends, place in self.step.items() if holds(*ends)]
+
+    def _last(self, stretch: int) -> Terms:
+        """1 where a stretch is in the last segment."""
+        return [(1.0, place) for place in self.stop[: stretch + 1]]
+
+    def _runs(self, cause: Cause, stretch: int, own: int, kept: Terms) -> None:
         """own >= what its causes say, but not in the last segment, nor where kept."""
-        less = [(1.0, self.last[stretch])]
-        less += [(1.0, self.saves[name])] if name else []
+        less = [*self._last(stretch), *kept]
         if cause is None:
             self._row([(1.0, own), *less], 1.0)
             return
         for other in cause:
-            self._row([(1.0, own), (-1.0, self.misses[other]), *less], 0.0)
+            self._row([(1.0, own), (-1.0, self.miss[other]), *less], 0.0)
 
-    def _again(self, j: int, is_same: Terms, least: float) -> int:
+    def _again(self, j: int, is_same: Terms) -> int:
         """Bytes of stretch j that are there again: its own, but those of kept names."""
         held = self.held[j] / self.unit
         own = self._variable(most=held)
         kept = [
-            (v.bytes / self.unit, self.saves[v.name])
+            (v.bytes / self.unit * factor, place)
             for v in self.graph.values
             if v.stretch == j and v.is_needed
+            for factor, place in self.save[v.name]
         ]
-        # own >= held * same - kept, where same = sum(is_same) + (1 - least).
-        terms = [(-held * factor, place) for factor, place in is_same]
-        self._row([(1.0, own), *kept, *terms], held * least)
+        self._row([(1.0, own), *kept, *((-held * f, p) for f, p in is_same)], 0.0)
         return own
 
     def _moment(self, now: int) -> tuple[Terms, float]:
         """What is there while the backward pass is in a stretch: terms, and the rest."""
         terms: list[tuple[float, int]] = []
-        for value in self.graph.values:
-            if value.stretch < now or (value.stretch == now and not value.is_cut):
-                terms.append((value.bytes / self.unit, self.saves[value.name]))
-        if now == self.stretches - 1:
-            for j in range(self.stretches):
-                terms.append((1.0, self._again(j, [(1.0, self.last[j])], 0.0)))
+        for v in self.graph.values:
+            if v.stretch < now or (v.stretch == now and not v.is_cut):
+                size = v.bytes / self.unit
+                terms += [(size * factor, place) for factor, place in self.save[v.name]]
+        if now == self.size - 1:
+            terms += [(1.0, self._again(j, self._last(j))) for j in range(self.size)]
         else:
-            # same[now] = 1 - last[now]; then down as long as no cut is kept.
-            same = self._variable()
-            self._row([(1.0, same), (1.0, self.last[now])], 1.0)
-            for j in range(now, max(now - _WINDOW, -1), -1):
-                if j < now:
-                    before, same = same, self._variable()
-                    row = [(1.0, same), (-1.0, before), (1.0, self.ends[j])]
-                    self._row(row, 0.0)
-                terms.append((1.0, self._again(j, [(1.0, same)], 0.0)))
-            first = now - _WINDOW
-            if first >= 0:
-                self._row([(1.0, self.ends[first]), (-1.0, same)], 0.0)
-        grads = sum(self.graph.grads[now:])
-        return terms, grads / self.unit
+            for j in range(max(now - _WINDOW + 1, 0), now + 1):
+                same = self._steps(lambda a, b, j=j: a <= j and b >= now)
+                terms.append((1.0, self._again(j, same)))
+        rest = sum(self.graph.grads[now:]) + self.graph.passing[now]
+        return terms, rest / self.unit
 
     def bound_peak(self, budget: float) -> None:
         """The least arithmetic with no moment above the budget."""

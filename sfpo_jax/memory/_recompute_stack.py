@@ -118,6 +118,8 @@ def _best(options: list[Option]) -> tuple[Option, ...]:
 class Stacks:
     """The stacks of a model, as the search sees them; see `Chain`."""
 
+    margin = 0.01
+
     def __init__(self, stacks: Mapping[str, Stack]) -> None:
         self.stacks = dict(stacks)
         self.nothing: Runs = tuple(
@@ -199,17 +201,18 @@ class Stacks:
 
     def keep(self, runs: Runs) -> Any:
         """What a step's `recompute` takes."""
-        return dict(runs)
+        # A model of one stack has no name for it.
+        return runs[0][1] if len(runs) == 1 else dict(runs)
 
     def describe(self, runs: Runs) -> list[str]:
         """Rows of a table: what each layer keeps."""
-        rows = [f"{'layers':<20}{'bytes of each':>14}   kept beside their inputs"]
+        rows = [f"{'':<20}{'bytes of each':>14}   kept beside their inputs"]
         for name, own in runs:
             sizes = {option.way: option.bytes for option in self.stacks[name].options}
             start = 0
             for layers, way in own:
                 kept = way if isinstance(way, tuple) else _WORDS[way]
-                where = f"{name} {start}-{start + layers - 1}"
+                where = f"{name or 'layers'} {start}-{start + layers - 1}"
                 size = format_bytes(sizes[way], digits=3)
                 rows.append(f"{where:<20}{size:>14}   {', '.join(kept)}")
                 start += layers

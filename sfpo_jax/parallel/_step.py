@@ -4,7 +4,7 @@ import abc
 import copy
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from sfpo_jax.units import parse_bytes
 AUTO = "auto"
 _PHASES = {"warmup": WARMUP_SCOPE, "compressed": COMPRESSED_SCOPE}
 Axes = tuple[str, ...]
+S = TypeVar("S", bound="Step")
 
 
 class TrainState(NamedTuple):
@@ -145,7 +146,7 @@ class Step(abc.ABC):
         )
         return create, shapes
 
-    def with_recompute(self, recompute: Any) -> Self:
+    def with_recompute(self: S, recompute: Any) -> S:
         """The same step, compiled anew, with another choice of what is computed again.
 
         Args:
