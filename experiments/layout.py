@@ -16,8 +16,10 @@ from sfpo_jax.parallel import Step
 class GradientRelease:
     """What the layered step does besides the transformation."""
 
-    recompute: Literal["none", "full"] = "full"
+    recompute: Literal["none", "full", "auto"] = "full"
     """What a layer computes again in the backward pass."""
+    budget: str | None = None
+    """What a device may hold, with auto."""
     rounding: str | None = None
     """How bfloat16 weights keep small updates."""
     shard: Literal["none", "states", "weights"] = "none"
@@ -45,6 +47,7 @@ def make_trainee(
     microbatches: int = 1,
     max_norm: float | None = None,
     shard_axes: tuple[str, ...] = (),
+    budget: str | None = None,
 ) -> Trainee:
     """The step that trains a task, and the parameters it trains.
 
@@ -57,6 +60,7 @@ def make_trainee(
       max_norm: what the step clips to, where the chain sees layers, or parts of
         tensors.
       shard_axes: axes along which the plain step shares the states; () for none.
+      budget: what a device may hold; the plain step then plans what it computes again.
     """
     shared: Any = {
         "has_key": task.has_key,
@@ -66,6 +70,8 @@ def make_trainee(
     if release is None:
         if shard_axes:
             shared |= {"shard": "states", "shard_axes": shard_axes}
+        if budget is not None:
+            shared |= {"recompute": "auto", "budget": budget}
         step = make_train_step(
             task.loss_fn,
             tx,

@@ -70,7 +70,9 @@ def compiled(case: Case, build: Any) -> Plan:
 def targets(case: Case, all_kept: int, blocks: int, count: int) -> list[int]:
     """Budgets in bytes: that of checkpointed blocks, those between, those promised."""
     found = [blocks + (all_kept - blocks) * i // (count + 1) for i in range(count + 1)]
-    return sorted({*found, *(round((1 - share) * all_kept) for share, _ in case.bounds)})
+    return sorted(
+        {*found, *(round((1 - share) * all_kept) for share, _ in case.bounds)}
+    )
 
 
 def answer(case: Case, budget: int) -> Row:

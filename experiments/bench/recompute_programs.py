@@ -112,7 +112,12 @@ def cases() -> list[Case]:
 
     ways = "none", "full"
     return [
-        case("gpt", "12 GPT blocks of width 2,560, layered step", layered_gpt_blocks, ways),
+        case(
+            "gpt",
+            "12 GPT blocks of width 2,560, layered step",
+            layered_gpt_blocks,
+            ways,
+        ),
         case("resnet50", f"ResNet-50, {size}, batch 256", resnet, ways)._replace(
             bounds=((0.3, 0.10), (0.7, 0.35))
         ),

@@ -20,10 +20,10 @@ def extra(row: Row, flops: float) -> float:
 def markdown(rows: Mapping[str, Row]) -> str:
     """The table; sizes in GB of one device."""
     lines = [
-        "Planned for a100-80gb by XLA's GPU compiler, without the card; GB = 1e9 bytes,",
-        "of one device. FLOPs: beyond those of the step that keeps all that autodiff",
-        "asks for, matrix products and convolutions only. Compilations: those of one",
-        "call of `plan_recompute`, nothing being known before.",
+        "Planned for a100-80gb by XLA's GPU compiler, without the card; GB = 1e9",
+        "bytes, of one device. FLOPs: beyond those of the step that keeps all that",
+        "autodiff asks for, matrix products and convolutions only. Compilations: those",
+        "of one call of `plan_recompute`, nothing being known before.",
         "",
         "| program | budget | predicted | **compiled** | memory | FLOPs | compilations "
         "| solver |",
@@ -31,7 +31,9 @@ def markdown(rows: Mapping[str, Row]) -> str:
     ]
     for row in rows.values():
         kept, blocks = row["kept"], row["blocks"]
-        lines.append(f"| {row['title']}: all kept | | | {kept['bytes'] / _GB:.2f} | | | | |")
+        lines.append(
+            f"| {row['title']}: all kept | | | {kept['bytes'] / _GB:.2f} | | | | |"
+        )
         lines.append(
             f"| `jax.checkpoint` around each block | | | {blocks['bytes'] / _GB:.2f} "
             f"| {blocks['bytes'] / kept['bytes'] - 1:+.0%} "
@@ -70,7 +72,11 @@ def broken(rows: Mapping[str, Row]) -> list[str]:
                 found.append(f"{size} took {answer['compilations']} compilations")
             saved = 1 - answer["budget_bytes"] / row["kept"]["bytes"]
             for share, most in row["bounds"]:
-                if saved > share - 1e-6 and share > 0.5 and answer["extra_share"] > most:
+                if (
+                    saved > share - 1e-6
+                    and share > 0.5
+                    and answer["extra_share"] > most
+                ):
                     found.append(f"{size} costs {answer['extra_share']:+.1%} FLOPs")
             is_at_blocks = answer["budget_bytes"] == row["blocks"]["bytes"]
             blocks = extra(row, row["blocks"]["flops"])

@@ -191,7 +191,9 @@ def _find_cuts(jaxpr: Any) -> tuple[str, ...]:
                 last_use[variable] = place
     cuts, live = [], {}
     for place, equation in enumerate(jaxpr.eqns):
-        live |= {v: bytes_of(v) for v in equation.outvars if last_use.get(v, -1) > place}
+        live |= {
+            v: bytes_of(v) for v in equation.outvars if last_use.get(v, -1) > place
+        }
         for variable in equation.invars:
             if not _literal(variable) and last_use[variable] <= place:
                 live.pop(variable, None)
@@ -234,9 +236,7 @@ def _interfaces(jaxpr: Any, parts: list[list[Any]]) -> list[tuple[Any, list[Any]
 
 def _part(jaxpr: Any, equations: list[Any], ins: list[Any], outs: list[Any]) -> Any:
     """Some equations of a jaxpr as one of its own."""
-    return jaxpr.replace(
-        constvars=[], invars=ins, outvars=outs, eqns=equations
-    )
+    return jaxpr.replace(constvars=[], invars=ins, outvars=outs, eqns=equations)
 
 
 def _literal(variable: Any) -> bool:

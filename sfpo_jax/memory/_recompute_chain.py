@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterable
-from typing import Any
 
 from sfpo_jax.memory._recompute_graph import Graph, cost, last_segment
 from sfpo_jax.memory._recompute_solver import Memory, predict, solve
@@ -73,7 +72,9 @@ class Chain:
     def describe(self, saved: Saved) -> list[str]:
         """Rows of a table: which values are kept."""
         rows = [f"{'value':<16}{'kept':>10}   which"]
-        for kind, own in itertools.groupby(sorted(self.candidates, key=number_of), _kind):
+        for kind, own in itertools.groupby(
+            sorted(self.candidates, key=number_of), _kind
+        ):
             names = list(own)
             kept = [number_of(name)[1] for name in names if name in saved]
             share = f"{len(kept)} of {len(names)}"
@@ -86,11 +87,17 @@ class Chain:
 def _without_idle(graph: Graph, saved: Saved) -> Saved:
     """`saved` without values that nothing reads again."""
     first = last_segment(graph, saved)
-    saved = frozenset(v.name for v in graph.values if v.name in saved and v.stretch < first)
+    saved = frozenset(
+        v.name for v in graph.values if v.name in saved and v.stretch < first
+    )
     operations = cost(graph, saved)[1]
     for value in graph.values:
         fewer = saved - {value.name}
-        if value.name in saved and not value.is_cut and cost(graph, fewer)[1] == operations:
+        if (
+            value.name in saved
+            and not value.is_cut
+            and cost(graph, fewer)[1] == operations
+        ):
             saved = fewer
     return saved
 

@@ -66,7 +66,9 @@ class Graph(NamedTuple):
     passing: tuple[int, ...]
 
 
-def make_graph(named: Named, is_input: Sequence[bool], is_output: Sequence[bool]) -> Graph:
+def make_graph(
+    named: Named, is_input: Sequence[bool], is_output: Sequence[bool]
+) -> Graph:
     """Differentiates a function and reads what is left.
 
     Args:
@@ -196,7 +198,9 @@ def cost(
         follows the last cut that is kept.
     """
     first = last_segment(graph, saved) if first is None else first
-    missing = {v.name for v in graph.values if v.name not in saved and v.stretch < first}
+    missing = {
+        v.name for v in graph.values if v.name not in saved and v.stretch < first
+    }
 
     def runs(cause: Cause) -> bool:
         return cause is None or any(is_run[name] for name in cause)
@@ -213,5 +217,3 @@ def last_segment(graph: Graph, saved: frozenset[str]) -> int:
     """The first stretch of the last segment, which is never computed again."""
     ends = [v.stretch for v in graph.values if v.is_cut and v.name in saved]
     return max(ends, default=-1) + 1
-
-

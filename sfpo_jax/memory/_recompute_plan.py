@@ -128,7 +128,7 @@ class RecomputePlan:
             "",
             *self.table,
             "",
-            f"{self.compilations} compilations by the compiler for {self.plan.compiler}, "
+            f"{self.compilations} compilations (compiler {self.plan.compiler}), "
             f"{self.solver_seconds:.1f} s of solver",
         ]
         return "\n".join(lines)

@@ -1,8 +1,7 @@
 """Which values to keep: the least arithmetic within the memory there is, exactly.
 
-A mixed-integer linear program, solved by HiGHS (Huangfu and Hall 2018) through
-`scipy.optimize.milp`; SciPy comes with JAX. Only what is kept is integer. What runs
-again follows from it (Jain et al. 2020, "Checkmate", arXiv:1910.02653, solve the same
+A mixed-integer linear program. Only what is kept is integer; what runs again follows
+from it (Jain et al. 2020, "Checkmate", arXiv:1910.02653, solve the same
 problem for a graph without names, with a schedule to find; here autodiff and XLA have
 the schedule, and the program has the size of the names).
 
@@ -11,18 +10,18 @@ the stretches. Alive are then the kept values up to there, what the stretch's se
 needs and has computed again, and the gradients made so far.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from sfpo_jax.memory._linear import Linear, Terms
 from sfpo_jax.memory._recompute_graph import Cause, Graph, Value, last_segment
 
 # Stretches that are computed again together, at most; the last segment aside.
 _WINDOW = 4
 _GAP = 1e-3  # of all that could run again, to the best there can be
 _PEAK_GAP = 1e-2  # of the least memory, likewise
-_NODES = 1000  # a number, not seconds: hosts that plan alike must choose alike
 
 
 class Memory(NamedTuple):
@@ -76,9 +75,7 @@ def _held(graph: Graph, memory: Memory) -> list[float]:
     return [max(memory.scale * size, low) for size, low in pairs]
 
 
-def solve(
-    graph: Graph, memory: Memory, budget: float | None
-) -> frozenset[str] | None:
+def solve(graph: Graph, memory: Memory, budget: float | None) -> frozenset[str] | None:
     """The values to keep.
 
     Args:
@@ -91,35 +88,18 @@ def solve(
       Their names, with no kept cut for keeping all that autodiff would; None where
       nothing meets the budget.
     """
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import coo_array
-
     program = _Program(graph, memory)
     if budget is None:
         program.minimise_peak()
     else:
         program.bound_peak(budget)
-    rows, columns, entries = zip(*program.entries, strict=True)
-    shape = len(program.least), len(program.objective)
-    matrix = coo_array((entries, (rows, columns)), shape=shape)
-    result = milp(
-        np.array(program.objective),
-        constraints=LinearConstraint(
-            matrix, np.array(program.least), np.array(program.most)
-        ),
-        integrality=np.array(program.integer),
-        bounds=Bounds(0.0, np.array(program.bounds)),
-        options={
-            "mip_rel_gap": _GAP if budget is not None else _PEAK_GAP,
-            "node_limit": _NODES,
-        },
-    )
-    if result.x is None:
+    found = program.linear.solve(_GAP if budget is not None else _PEAK_GAP)
+    if found is None:
         return None
     return frozenset(
         name
         for name, terms in program.save.items()
-        if sum(factor * result.x[place] for factor, place in terms) > 0.5
+        if sum(factor * found[place] for factor, place in terms) > 0.5
     )
 
 
@@ -139,11 +119,8 @@ def _alike(graph: Graph) -> dict[str, str]:
     return found
 
 
-Terms = Sequence[tuple[float, int]]
-
-
 class _Program:
-    """Rows least <= sum(factor * x[place]) <= most, for x >= 0.
+    """The linear program of a loss.
 
     A plan cuts the stretches into segments, which are the steps of a path from the
     first stretch to the last; of a path the relaxed program knows much, and of "this
@@ -159,21 +136,16 @@ class _Program:
 
     def __init__(self, graph: Graph, memory: Memory) -> None:
         self.graph, self.memory = graph, memory
-        self.objective: list[float] = []
-        self.bounds: list[float] = []
-        self.integer: list[int] = []
-        self.entries: list[tuple[int, int, float]] = []
-        self.least: list[float] = []
-        self.most: list[float] = []
+        self.linear = Linear()
         self.held = _held(graph, memory)
         # Numbers near one are what solvers are made for.
         self.unit = max(sum(self.held) + sum(graph.grads), 1.0)
         work = max(sum(w.operations for w in graph.work), 1)
         # Fixed at one: the solver's gap is relative to the objective.
-        self._row([(1.0, self._variable(cost=1.0))], 1.0)
+        self.linear.row([(1.0, self.linear.variable(cost=1.0))], 1.0)
         self.size = len(graph.residual)
         self.step: dict[tuple[int, int], int] = {}
-        self.stop = [self._variable(integer=1) for _ in range(self.size)]
+        self.stop = [self.linear.variable(is_integer=True) for _ in range(self.size)]
         self._path()
         alike = _alike(graph)
         self.save: dict[str, Terms] = {}
@@ -181,45 +153,31 @@ class _Program:
             first = alike.get(value.name, value.name)
             known = self.save.get(first)
             self.save[value.name] = self._saved(value) if known is None else known
-        self.miss = {v.name: self._variable() for v in graph.values}
+        self.miss = {v.name: self.linear.variable() for v in graph.values}
         for value in graph.values:
             own = self.miss[value.name]
             self._runs(value.cause, value.stretch, own, self.save[value.name])
         for part in graph.work:
-            own = self._variable(cost=part.operations / work)
+            own = self.linear.variable(cost=part.operations / work)
             self._runs(part.cause, part.stretch, own, [])
         self.moments = [self._moment(now) for now in range(self.size)]
-
-    def _variable(self, *, cost: float = 0.0, most: float = 1.0, integer: int = 0) -> int:
-        self.objective.append(cost)
-        self.bounds.append(most)
-        self.integer.append(integer)
-        return len(self.objective) - 1
-
-    def _row(self, terms: Terms, least: float, most: float = np.inf) -> None:
-        merged: dict[int, float] = {}
-        for factor, place in terms:
-            merged[place] = merged.get(place, 0.0) + factor
-        self.entries += [(len(self.least), p, factor) for p, factor in merged.items()]
-        self.least.append(least)
-        self.most.append(most)
 
     def _path(self) -> None:
         """Segments follow each other from the first stretch to the last."""
         last = self.size - 1
         for a in range(last):
             for b in range(a, min(a + _WINDOW, last)):
-                self.step[a, b] = self._variable(integer=1)
+                self.step[a, b] = self.linear.variable(is_integer=True)
         for a in range(self.size):
             out = [(1.0, self.stop[a])]
             out += [(1.0, place) for (x, _), place in self.step.items() if x == a]
             into = [(-1.0, place) for (_, y), place in self.step.items() if y == a - 1]
             begins = float(a == 0)
-            self._row([*out, *into], begins, begins)
+            self.linear.row([*out, *into], begins, begins)
 
     def _saved(self, value: Value) -> Terms:
         if not value.is_cut:
-            return [(1.0, self._variable(integer=1))]
+            return [(1.0, self.linear.variable(is_integer=True))]
         return self._steps(lambda a, b: b == value.stretch)
 
     def _steps(self, holds: Callable[[int, int], bool]) -> Terms:
@@ -233,26 +191,26 @@ class _Program:
         """own >= what its causes say, but not in the last segment, nor where kept."""
         less = [*self._last(stretch), *kept]
         if cause is None:
-            self._row([(1.0, own), *less], 1.0)
+            self.linear.row([(1.0, own), *less], 1.0)
             return
         for other in cause:
-            self._row([(1.0, own), (-1.0, self.miss[other]), *less], 0.0)
+            self.linear.row([(1.0, own), (-1.0, self.miss[other]), *less], 0.0)
 
     def _again(self, j: int, is_same: Terms) -> int:
         """Bytes of stretch j that are there again: its own, but those of kept names."""
         held = self.held[j] / self.unit
-        own = self._variable(most=held)
+        own = self.linear.variable(most=held)
         kept = [
             (v.bytes / self.unit * factor, place)
             for v in self.graph.values
             if v.stretch == j and v.is_needed
             for factor, place in self.save[v.name]
         ]
-        self._row([(1.0, own), *kept, *((-held * f, p) for f, p in is_same)], 0.0)
+        self.linear.row([(1.0, own), *kept, *((-held * f, p) for f, p in is_same)], 0.0)
         return own
 
     def _moment(self, now: int) -> tuple[Terms, float]:
-        """What is there while the backward pass is in a stretch: terms, and the rest."""
+        """What is there while the backward pass is in a stretch: terms, and more."""
         terms: list[tuple[float, int]] = []
         for v in self.graph.values:
             if v.stretch < now or (v.stretch == now and not v.is_cut):
@@ -271,12 +229,12 @@ class _Program:
         """The least arithmetic with no moment above the budget."""
         free = (budget - self.memory.base) / self.unit
         for terms, rest in self.moments:
-            self._row([(-factor, place) for factor, place in terms], rest - free)
+            self.linear.row([(-factor, place) for factor, place in terms], rest - free)
 
     def minimise_peak(self) -> None:
         """The least memory; of that, nearly the least arithmetic."""
-        self.objective = [1e-3 * cost for cost in self.objective]
-        peak = self._variable(cost=1.0, most=np.inf)
+        self.linear.costs = [1e-3 * cost for cost in self.linear.costs]
+        peak = self.linear.variable(cost=1.0, most=np.inf)
         for terms, rest in self.moments:
             row: list[tuple[float, int]] = [(1.0, peak)]
-            self._row(row + [(-factor, place) for factor, place in terms], rest)
+            self.linear.row(row + [(-factor, place) for factor, place in terms], rest)

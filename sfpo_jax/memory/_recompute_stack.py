@@ -10,8 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from sfpo_jax.memory._linear import Linear
 from sfpo_jax.memory._named import Named
 from sfpo_jax.memory._recompute_graph import Graph, cost, make_graph
 from sfpo_jax.units import format_bytes
@@ -22,6 +21,7 @@ Way = str | tuple[str, ...]
 Runs = tuple[tuple[str, tuple[tuple[int, Way], ...]], ...]
 
 _WORDS = {"full": ("nothing",), "none": ("all that autodiff asks for",)}
+_GAP = 1e-6
 _NAMES = 10  # so many are tried in all combinations
 
 
@@ -173,28 +173,26 @@ class Stacks:
         return runs, self.predict(runs, base)
 
     def _counts(self, free: float) -> dict[str, list[tuple[int, Option]]] | None:
-        from scipy.optimize import Bounds, LinearConstraint, milp
-
         options = [(n, o) for n, s in self.stacks.items() for o in s.options]
-        rows = [[float(n == name) for n, _ in options] for name in self.stacks]
-        depths = [float(stack.depth) for stack in self.stacks.values()]
         unit = max(max(o.bytes for _, o in options), 1)
         most = max(max(o.operations for _, o in options), 1)
-        result = milp(
-            np.array([o.operations / most for _, o in options]),
-            constraints=[
-                LinearConstraint(np.array(rows), np.array(depths), np.array(depths)),
-                LinearConstraint(
-                    np.array([[o.bytes / unit for _, o in options]]), -np.inf, free / unit
-                ),
-            ],
-            integrality=np.ones(len(options)),
-            bounds=Bounds(0.0, np.inf),
-        )
-        if result.x is None:
+        linear = Linear()
+        for name, option in options:
+            linear.variable(
+                cost=option.operations / most,
+                most=self.stacks[name].depth,
+                is_integer=True,
+            )
+        for name, stack in self.stacks.items():
+            own = [(1.0, place) for place, (n, _) in enumerate(options) if n == name]
+            linear.row(own, stack.depth, stack.depth)
+        sizes = [(-o.bytes / unit, place) for place, (_, o) in enumerate(options)]
+        linear.row(sizes, -free / unit)
+        found = linear.solve(_GAP)
+        if found is None:
             return None
         counts: dict[str, list[tuple[int, Option]]] = {n: [] for n in self.stacks}
-        for (name, option), count in zip(options, result.x, strict=True):
+        for (name, option), count in zip(options, found, strict=True):
             if round(count):
                 counts[name].append((round(count), option))
         return counts

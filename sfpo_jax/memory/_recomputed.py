@@ -1,4 +1,4 @@
-"""A loss whose backward pass computes again what is not kept, by the names of values."""
+"""A loss whose backward pass computes again what is not kept, by names of values."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,7 +27,6 @@ class Recorder:
         """Reads a loss, the first of the function's outputs."""
         outs = len(named.closed.jaxpr.outvars)
         self.graph = make_graph(named, trained, [place == 0 for place in range(outs)])
-
 
     def record_block(
         self,
@@ -90,10 +89,11 @@ def recomputed(loss_fn: Callable[..., Any], keep: Keep) -> Callable[..., Any]:
             return named.run(leaves, None)
         saved = select(named.names, keep)
         if saved and not saved.intersection(named.cuts):
-            cuts = ", ".join(sorted({cut.rpartition("/")[0] for cut in named.cuts}))
+            kinds = sorted({cut.rpartition("/")[0] for cut in named.cuts})
+            remedy = ", ".join(kinds) or "a name for what a block returns"
             raise ValueError(
-                f"`recompute` keeps {', '.join(sorted(keep))}, none of which everything "
-                f"flows through: add one of {cuts or 'a name for what a block returns'}."
+                f"`recompute` keeps {', '.join(sorted(keep))}, none of which "
+                f"everything flows through: add one of {remedy}."
             )
         return named.run(leaves, saved)
 

@@ -312,8 +312,8 @@ def make_layered_train_step(
     check_max_norm(max_norm)
     if isinstance(recompute, str) and recompute not in ("full", "none", AUTO):
         raise ValueError(
-            f'`recompute` must be "full", "none" or a sequence of names, or "auto", got '
-            f"{recompute!r}."
+            f'`recompute` must be "full", "none" or a sequence of names, runs of them, '
+            f'or "auto", got {recompute!r}.'
         )
     check_shard(shard, shard_axes, mesh)
     return LayeredTrainStep(

@@ -290,5 +290,4 @@ def _names(recompute: Any) -> Any:
             f'`recompute` must be "auto", a sequence of names or None, got '
             f"{recompute!r}."
         )
-    is_given = recompute is not None and recompute != AUTO
-    return tuple(recompute) if is_given else recompute
+    return recompute if recompute in (None, AUTO) else tuple(recompute)

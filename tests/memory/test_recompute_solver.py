@@ -77,7 +77,9 @@ def chain() -> Chain:
 def outcomes(chain: Chain) -> list[Outcome]:
     choices = itertools.product((False, True), repeat=len(NAMES))
     return [
-        outcome(chain._graph, {n for n, kept in zip(NAMES, choice, strict=True) if kept})
+        outcome(
+            chain._graph, {n for n, kept in zip(NAMES, choice, strict=True) if kept}
+        )
         for choice in choices
     ]
 

@@ -89,7 +89,10 @@ def test_what_flows_past_keeps_a_value_from_being_a_cut() -> None:
 @pytest.mark.parametrize(
     ("keep", "message"),
     [
-        (("blocks",), "'blocks', which no value is called: .* block, hidden, turn here"),
+        (
+            ("blocks",),
+            "'blocks', which no value is called: .* block, hidden, turn here",
+        ),
         (("block/7",), "'block/7', which no value is called"),
         (("hidden/1", "turn/2"), "hidden/1, turn/2, none of which everything flows"),
     ],
