@@ -68,11 +68,10 @@ def compiled(case: Case, build: Any) -> Plan:
 
 
 def targets(case: Case, all_kept: int, blocks: int, count: int) -> list[int]:
-    """Budgets in bytes: that of checkpointed blocks, those between, those promised."""
-    found = [blocks + (all_kept - blocks) * i // (count + 1) for i in range(count + 1)]
-    return sorted(
-        {*found, *(round((1 - share) * all_kept) for share, _ in case.bounds)}
-    )
+    """Budgets in bytes: those promised, that of checkpointed blocks, those between."""
+    found = [round((1 - share) * all_kept) for share, _ in case.bounds]
+    steps = (all_kept - blocks) / (count + 1)
+    return found + [blocks + round(steps * i) for i in range(count + 1)]
 
 
 def answer(case: Case, budget: int) -> Row:

@@ -39,7 +39,8 @@ def markdown(rows: Mapping[str, Row]) -> str:
             f"| {blocks['bytes'] / kept['bytes'] - 1:+.0%} "
             f"| {extra(row, blocks['flops']):+.1%} | | |"
         )
-        lines += [_answer(row, answer) for answer in row["answers"]]
+        answers = sorted(row["answers"], key=lambda answer: answer["budget_bytes"])
+        lines += [_answer(row, answer) for answer in answers]
     return "\n".join(lines) + "\n"
 
 
@@ -108,6 +109,7 @@ def _panel(axis: Axes, row: Row) -> None:
         label="predicted",
     )
     made = [answer for answer in row["answers"] if "problem" not in answer]
+    made.sort(key=lambda answer: answer["total_bytes"])
     axis.plot(
         [answer["total_bytes"] / _GB for answer in made],
         [100 * answer["extra_share"] for answer in made],

@@ -142,7 +142,7 @@ class _Search:
             if choice in self._plans or not self._is_better(choice, best):
                 break
             made = self._measure(choice, predicted)
-            memory = problem.shift(memory, made.total_bytes - predicted)
+            memory = problem.shift(memory, made.total_bytes - predicted, choice)
             if made.fits:
                 best = choice
         if not self._plans[best][1].fits:

@@ -40,8 +40,9 @@ class Chain:
         kept = temporary - graph.grads[-1] - graph.passing[-1]
         return Memory(held, max(kept, 0.0) / max(sum(graph.residual), 1))
 
-    def shift(self, memory: Memory, by: float) -> Memory:
-        """`memory`, so much more of it taken whatever is chosen."""
+    def shift(self, memory: Memory, by: float, saved: Saved) -> Memory:
+        """`memory`, so much more of it taken, as was found with this choice."""
+        del saved  # any other is taken to be off by as much
         return memory._replace(base=memory.base + by)
 
     def predict(self, saved: Saved, memory: Memory) -> float:

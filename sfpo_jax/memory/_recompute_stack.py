@@ -115,6 +115,27 @@ def _best(options: list[Option]) -> tuple[Option, ...]:
     return tuple(kept)
 
 
+class Base(NamedTuple):
+    """Bytes beside what layers keep, by how the last layers are treated.
+
+    The backward pass begins there, with all of the others kept: how much it makes again
+    then depends on what they keep, and on whether it is one layer, which needs no loop,
+    by rules that XLA alone knows.
+
+    Attributes:
+      known: from what was compiled, by way and whether it is one layer.
+      latest: the last of these, for ways not known.
+    """
+
+    known: Mapping[tuple[Way, bool], float]
+    latest: float
+
+    def where(self, top: tuple[Way, bool]) -> float:
+        """For one way to treat the last layers."""
+        way, is_one = top
+        return self.known.get(top, self.known.get((way, not is_one), self.latest))
+
+
 class Stacks:
     """The stacks of a model, as the search sees them; see `Chain`."""
 
@@ -135,17 +156,23 @@ class Stacks:
             for kind, size in made.bytes.items()
         }
 
-    def calibrate(self, held: float, temporary: float) -> float:
+    def calibrate(self, held: float, temporary: float) -> Base:
         """What is there beside what layers keep, where all of it is kept."""
-        return held + temporary - self._sum(self.nothing, "bytes")
+        rest = held + temporary - self._sum(self.nothing, "bytes")
+        return Base({self._top(self.nothing): rest}, rest)
 
-    def shift(self, base: float, by: float) -> float:
-        """`base`, so much more of it taken whatever is chosen."""
-        return base + by
+    def shift(self, base: Base, by: float, runs: Runs) -> Base:
+        """`base`, so much more of it taken where the last layer is treated as here."""
+        found = base.where(self._top(runs)) + by
+        return Base({**base.known, self._top(runs): found}, found)
 
-    def predict(self, runs: Runs, base: float) -> float:
+    def predict(self, runs: Runs, base: Base) -> float:
         """Bytes of a device."""
-        return base + self._sum(runs, "bytes")
+        return base.where(self._top(runs)) + self._sum(runs, "bytes")
+
+    def _top(self, runs: Runs) -> tuple[Way, bool]:
+        layers, way = runs[-1][1][-1]
+        return way, layers == 1
 
     def flops(self, runs: Runs) -> int:
         """FLOPs that run again."""
@@ -158,7 +185,7 @@ class Stacks:
             total += sum(layers * by_way[way] for layers, way in own)
         return total
 
-    def solve(self, base: float, budget: float | None) -> tuple[Runs, float] | None:
+    def solve(self, base: Base, budget: float | None) -> tuple[Runs, float] | None:
         """(how layers are treated, bytes); arguments as those of `Chain.solve`."""
         if budget is None:
             runs = tuple(
@@ -166,23 +193,39 @@ class Stacks:
                 for name, stack in self.stacks.items()
             )
             return runs, self.predict(runs, base)
-        counts = self._counts(budget - base)
-        if counts is None:
+        found = []
+        last = list(self.stacks.values())[-1]
+        for top, is_one in itertools.product(last.options, (False, True)):
+            free = budget - base.where((top.way, is_one))
+            counts = self._counts(free, top, is_one)
+            if counts is not None:
+                runs = tuple((name, _runs(counts[name])) for name in self.stacks)
+                cost = self._sum(runs, "operations"), self._sum(runs, "bytes")
+                found.append((*cost, runs))
+        if not found:
             return None
-        runs = tuple((name, _runs(counts[name])) for name in self.stacks)
+        runs = min(found, key=lambda one: one[:2])[-1]
         return runs, self.predict(runs, base)
 
-    def _counts(self, free: float) -> dict[str, list[tuple[int, Option]]] | None:
+    def _counts(
+        self, free: float, top: Option, is_one: bool
+    ) -> dict[str, list[tuple[int, Option]]] | None:
+        """Layers of each option, none of the last stack keeping more than its last."""
         options = [(n, o) for n, s in self.stacks.items() for o in s.options]
+        last = list(self.stacks)[-1]
         unit = max(max(o.bytes for _, o in options), 1)
         most = max(max(o.operations for _, o in options), 1)
         linear = Linear()
         for name, option in options:
-            linear.variable(
+            is_larger = name == last and option.bytes > top.bytes
+            place = linear.variable(
                 cost=option.operations / most,
-                most=self.stacks[name].depth,
+                most=0 if is_larger else self.stacks[name].depth,
                 is_integer=True,
             )
+            if name == last and option is top:
+                count = (1, 1) if is_one else (2, self.stacks[last].depth)
+                linear.row([(1.0, place)], *count)
         for name, stack in self.stacks.items():
             own = [(1.0, place) for place, (n, _) in enumerate(options) if n == name]
             linear.row(own, stack.depth, stack.depth)

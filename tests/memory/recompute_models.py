@@ -67,7 +67,7 @@ DEPTH = 5
 
 def layered_step(**options: Any) -> Any:
     """(step, state, batch) on one device, shapes."""
-    mesh = sfpo.make_mesh(data=1)
+    mesh = sfpo.make_mesh(devices=jax.devices()[:1])
     step = sfpo.make_layered_train_step(MODEL, optax.sgd(0.1), mesh, **options)
 
     def shape(*sizes: int) -> jax.ShapeDtypeStruct:
@@ -75,7 +75,7 @@ def layered_step(**options: Any) -> Any:
 
     layers = {"up": shape(DEPTH, WIDTH, 128), "down": shape(DEPTH, 128, WIDTH)}
     params = {"outer": shape(WIDTH, WIDTH), "layers": layers}
-    return step, step.init_shapes(params), shape(8 * ROWS, WIDTH)
+    return step, step.init_shapes(params), shape(2 * ROWS, WIDTH)
 
 
 def plain_build(mesh: Any) -> Any:
