@@ -14,6 +14,7 @@ from experiments.output import RunFolder, open_folder
 from experiments.progress import RunProgress
 from experiments.resume import load_run_config
 from experiments.run import Run
+from sfpo_jax.memory import BudgetError
 from sfpo_jax.parallel import current_hosts
 from sfpo_jax.training import (
     CheckpointError,
@@ -45,8 +46,8 @@ def run_experiment(experiment: Experiment, argv: Sequence[str]) -> int:
 
     Returns:
       The exit status: 0, also where SIGTERM or Ctrl-C ended the run early and it was
-      saved; 1 where a checkpoint cannot be written or used, or the loss stays not
-      finite; 130 where a second Ctrl-C ended it at once.
+      saved; 1 where a checkpoint cannot be written or used, the loss stays not finite
+      or parallel.time.budget cannot be met; 130 where a second Ctrl-C ended it at once.
 
     Raises:
       SystemExit: with status 2 for a configuration that cannot run, 0 after `--help`.
@@ -96,7 +97,12 @@ def _run(
     except KeyboardInterrupt:
         say(f"interrupted; it goes on from its last checkpoint with: {go_on}")
         return 130
-    except (CheckpointError, DisagreementError, NonFiniteLossError) as error:
+    except (
+        BudgetError,
+        CheckpointError,
+        DisagreementError,
+        NonFiniteLossError,
+    ) as error:
         sys.stderr.write(f"{program}: {error}\n")
         return 1
     finally:
@@ -135,7 +141,9 @@ def _train_one(
             progress.show(record)
 
         progress.begin(contender.name, max(store.checkpoints.steps(), default=0))
-        return run.start(contender, keep, store=store, stop=stop)
+        return run.start(
+            contender, keep, on_plan=progress.planned, store=store, stop=stop
+        )
 
 
 def _write_report(

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from experiments.layout import GradientRelease, make_trainee
 from experiments.run_log import Course, RunLog, Store, median
 from experiments.task import Task
+from sfpo_jax import RecomputePlan
 from sfpo_jax.parallel import Step, TrainState, current_hosts
 from sfpo_jax.training import (
     DataIterator,
@@ -43,6 +44,8 @@ class Contender:
     """Axes along which the plain step reduces exactly and shares the states."""
     max_norm: float | None = None
     """What the step clips to, where the chain sees layers, or parts of tensors."""
+    budget: str | None = None
+    """What a device may hold; the plain step plans what it computes again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +103,7 @@ def run_contender(
     *,
     microbatches: int = 1,
     on_record: Callable[[Record], None] = lambda record: None,
+    on_plan: Callable[[RecomputePlan], None] = lambda plan: None,
     store: Store | None = None,
     stop: Stop | None = None,
 ) -> Result:
@@ -115,6 +119,8 @@ def run_contender(
       microbatches: parts of a device's batch.
       on_record: called with each record as it is made: `contender`, `step` (steps
         done) and either the training metrics or `test_accuracy` and `test_loss`.
+      on_plan: called before the first step with what it computes again, where that was
+        planned.
       store: keeps checkpoints, and goes on from the last; None keeps nothing.
       stop: ends the run early when it is requested.
 
@@ -123,6 +129,7 @@ def run_contender(
 
     Raises:
       RunStopped: `stop` was requested; with a store, the run is saved.
+      BudgetError: the step does not fit, whatever is computed again.
     """
     began = time.perf_counter()
     step, init, test_batch = make_trainee(
@@ -134,12 +141,15 @@ def run_contender(
         max_norm=contender.max_norm,
         shard_axes=contender.shard_axes,
         frozen=task.frozen and task.frozen(train.seed),
+        budget=contender.budget,
     )
     # Not the key the parameters come from.
     key = jax.random.fold_in(jax.random.key(train.seed), 1) if task.has_key else None
     model_state = task.init_state and task.init_state(train.seed)
     state = step.init(init(train.seed), key, model_state)
     wire_bytes = _wire_bytes(contender, step, state, batches, stop)
+    if step.recompute_plan is not None:
+        on_plan(step.recompute_plan)
     tests = [step.shard_batch(batch) for batch in tests]
     log = RunLog(contender.name, wire_bytes, contender.course, train, on_record, store)
     log.watch(state.params)

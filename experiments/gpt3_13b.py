@@ -84,6 +84,7 @@ def build(
         pipeline_depth=config.parallel.pipeline_depth,
         operator_specs=None if operator is None else layered.specs,
         recompute=config.parallel.time.recompute,
+        budget=config.parallel.time.limit,
         microbatches=config.parallel.microbatches,
     )
     key = jax.eval_shape(lambda: jax.random.key(0))

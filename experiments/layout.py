@@ -16,8 +16,10 @@ from sfpo_jax.parallel import Step
 class GradientRelease:
     """What the layered step does besides the transformation."""
 
-    recompute: Literal["none", "full"] = "full"
+    recompute: Literal["none", "full", "auto"] = "full"
     """What a layer computes again in the backward pass."""
+    budget: str | None = None
+    """What a device may hold, with auto."""
     rounding: str | None = None
     """How bfloat16 weights keep small updates."""
     shard: Literal["none", "states", "weights"] = "none"
@@ -46,6 +48,7 @@ def make_trainee(
     max_norm: float | None = None,
     shard_axes: tuple[str, ...] = (),
     frozen: Any = None,
+    budget: str | None = None,
 ) -> Trainee:
     """The step that trains a task, and the parameters it trains.
 
@@ -59,6 +62,7 @@ def make_trainee(
         tensors.
       shard_axes: axes along which the plain step shares the states; () for none.
       frozen: what the task reads and nobody trains.
+      budget: what a device may hold; the plain step then plans what it computes again.
     """
     shared: Any = {
         "has_key": task.has_key,
@@ -68,6 +72,8 @@ def make_trainee(
     if release is None:
         if shard_axes:
             shared |= {"shard": "states", "shard_axes": shard_axes}
+        if budget is not None:
+            shared |= {"recompute": "auto", "budget": budget}
         step = make_train_step(
             task.loss_fn,
             tx,

@@ -14,6 +14,7 @@ from rich.progress import (
 )
 
 from experiments.contender import Record
+from sfpo_jax import RecomputePlan
 
 
 class RunProgress:
@@ -67,6 +68,10 @@ class RunProgress:
             self._progress.update(self._bars[name], completed=done, status="compiling")
         else:
             self._line(name, done, "compiling")
+
+    def planned(self, plan: RecomputePlan) -> None:
+        """Shows what a step computes again."""
+        self._console.print(f"{plan}\n", highlight=False, markup=False, soft_wrap=True)
 
     def finished(self, name: str, accuracy: float) -> None:
         """A contender was finished before the run was stopped."""

@@ -11,7 +11,7 @@ from experiments.contender import Contender, Record, Result, run_contender
 from experiments.layout import GradientRelease
 from experiments.run_log import Course, Store
 from experiments.task import Task
-from sfpo_jax import training
+from sfpo_jax import RecomputePlan, training
 from sfpo_jax.training import (
     Communication,
     DataIterator,
@@ -71,6 +71,7 @@ class Run(NamedTuple):
         contender: Contender,
         on_record: Callable[[Record], None] = lambda record: None,
         *,
+        on_plan: Callable[[RecomputePlan], None] = lambda plan: None,
         store: Store | None = None,
         stop: Stop | None = None,
     ) -> Result:
@@ -87,6 +88,7 @@ class Run(NamedTuple):
             self.config.train,
             microbatches=self.config.parallel.microbatches,
             on_record=on_record,
+            on_plan=on_plan,
             store=store,
             stop=stop,
         )
@@ -118,7 +120,7 @@ def make_dense(config: Sections, mesh: Mesh) -> Contender:
     if mesh.shape["op"] > 1:
         optimizer, max_norm = _unclipped(optimizer)
     tx = training.make_dense_optimizer(optimizer, config.train.steps)
-    return Contender(DENSE, tx, max_norm=max_norm)
+    return Contender(DENSE, tx, max_norm=max_norm, budget=config.parallel.time.limit)
 
 
 def make_contender(config: Sections, mesh: Mesh) -> Contender:
@@ -148,7 +150,12 @@ def make_contender(config: Sections, mesh: Mesh) -> Contender:
     )
     if algorithm not in training.ONE_BIT:
         return Contender(
-            name, tx, release=release, shard_axes=axes.exact, max_norm=max_norm
+            name,
+            tx,
+            release=release,
+            shard_axes=axes.exact,
+            max_norm=max_norm,
+            budget=config.parallel.time.limit,
         )
 
     def course(freeze: int | None) -> Course:
@@ -159,7 +166,16 @@ def make_contender(config: Sections, mesh: Mesh) -> Contender:
         )
 
     phases = ("warmup", "compressed")
-    return Contender(name, tx, phases, course, release, axes.exact, max_norm)
+    return Contender(
+        name,
+        tx,
+        phases,
+        course,
+        release,
+        axes.exact,
+        max_norm,
+        config.parallel.time.limit,
+    )
 
 
 def _unclipped(
@@ -219,6 +235,7 @@ def _release(config: Sections, axes: training.Axes) -> GradientRelease:
     shard = "states" if axes.exact and memory.shard == "none" else memory.shard
     return GradientRelease(
         config.parallel.time.recompute,
+        config.parallel.time.limit,
         None if memory.rounding == "none" else memory.rounding,
         shard,
         axes.exact or ("data",),

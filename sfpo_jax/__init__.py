@@ -4,9 +4,11 @@ from sfpo_jax import compression as compression
 from sfpo_jax import memory as memory
 from sfpo_jax import tuning as tuning
 from sfpo_jax.memory import Plan as Plan
+from sfpo_jax.memory import RecomputePlan as RecomputePlan
 from sfpo_jax.memory import assert_fits as assert_fits
 from sfpo_jax.memory import max_batch_size as max_batch_size
 from sfpo_jax.memory import plan as plan
+from sfpo_jax.memory import plan_recompute as plan_recompute
 from sfpo_jax.parallel import LayeredModel as LayeredModel
 from sfpo_jax.parallel import Operator as Operator
 from sfpo_jax.parallel import column_parallel as column_parallel

@@ -7,7 +7,8 @@ begins as the identity. Shapes stand in the names: B images, H x W pixels, C cha
 V classes.
 
 `jax.ad_checkpoint.checkpoint_name` calls the output of each convolution "conv": of what
-a block computes, a recompute policy that saves these leaves only cheap arithmetic.
+a block computes, a recompute policy that saves these leaves only cheap arithmetic. What
+the stem and each block return is called "block".
 """
 
 import dataclasses
@@ -137,7 +138,7 @@ class Bottleneck(nnx.Module):
         y_BxHxWxC = self.expand(y_BxHxWxC, is_training)
         if self.shortcut is not None:
             x_BxHxWxC = self.shortcut(x_BxHxWxC, is_training)
-        return nnx.relu(x_BxHxWxC + y_BxHxWxC)
+        return checkpoint_name(nnx.relu(x_BxHxWxC + y_BxHxWxC), "block")
 
 
 class ResNet(nnx.Module):
@@ -190,6 +191,7 @@ class ResNet(nnx.Module):
         x_BxHxWxC = nnx.relu(self.stem(images_BxHxWxC.astype(dtype), is_training))
         edges: Any = ((1, 1), (1, 1))  # flax says str, and takes these
         x_BxHxWxC = nnx.max_pool(x_BxHxWxC, (3, 3), (2, 2), edges)
+        x_BxHxWxC = checkpoint_name(x_BxHxWxC, "block")
         apply = self._apply(is_training)
         for block in self.blocks:
             x_BxHxWxC = apply(block, x_BxHxWxC)

@@ -5,7 +5,8 @@ N heads, K width of a head, F width of the MLP. With an operator, and its axis b
 is op * l, and N and F are this rank's shares; else l is L.
 
 `jax.ad_checkpoint.checkpoint_name` calls what a recompute policy may save: "qkv",
-"attention", "middle" (x between attention and MLP) and "hidden" (of the MLP).
+"attention", "middle" (x between attention and MLP), "hidden" (of the MLP) and "block"
+(what a block returns).
 """
 
 from collections.abc import Callable
@@ -190,7 +191,8 @@ class Block(nnx.Module):
         x_BxlxD = checkpoint_name(x_BxlxD, "middle")
         y_BxLxF = self.mlp_in(self.norm_mlp(widen(x_BxlxD)))
         y_BxLxF = nnx.gelu(checkpoint_name(y_BxLxF, "hidden"))
-        return x_BxlxD + drop(self.dropout, self.mlp_out(y_BxLxF), keys[1])
+        x_BxlxD = x_BxlxD + drop(self.dropout, self.mlp_out(y_BxLxF), keys[1])
+        return checkpoint_name(x_BxlxD, "block")
 
 
 def drop(dropout: nnx.Dropout, x: jax.Array, key: jax.Array | None) -> jax.Array:

@@ -23,6 +23,12 @@ from sfpo_jax.memory._pool import DEFAULT_PAGE as DEFAULT_PAGE
 from sfpo_jax.memory._pool import Movable as Movable
 from sfpo_jax.memory._pool import Pool as Pool
 from sfpo_jax.memory._pool_stats import PoolStats as PoolStats
+from sfpo_jax.memory._recompute import plan_recompute as plan_recompute
+from sfpo_jax.memory._recompute_plan import BudgetError as BudgetError
+from sfpo_jax.memory._recompute_plan import RecomputePlan as RecomputePlan
+from sfpo_jax.memory._recomputed import Keep as Keep
+from sfpo_jax.memory._recomputed import Recorder as Recorder
+from sfpo_jax.memory._recomputed import recomputed as recomputed
 from sfpo_jax.memory._topology import MissingCompilerError as MissingCompilerError
 from sfpo_jax.memory._topology import compiler_problem as compiler_problem
 from sfpo_jax.memory._topology import install_command as install_command

@@ -34,30 +34,35 @@ def count_flops(jaxpr: Any) -> Flops:
       >>> count_flops(jax.make_jaxpr(lambda x: x @ x.T)(x)).total == 2 * 8 * 16 * 8
       True
     """
-    total, unknown = 0, 0
-    for equation in _open(jaxpr).eqns:
-        name = equation.primitive.name
-        if name in _EXACT:
-            total += _EXACT[name](equation)
-            continue
-        times = 1
-        parts = [count_flops(inner) for inner in _inner(equation)]
-        if name == "scan":
-            times = equation.params["length"]
-        elif name == "shard_map":
-            times = _manual_devices(equation)
-        elif name == "while":
-            trips = _trip_count(equation)
-            # Its condition and body are the parts; a condition has no products.
-            unknown += trips is None and any(part.total for part in parts)
-            times = 1 if trips is None else trips
-        elif name == "cond":
-            parts = [max(parts)]
-        elif name == "pallas_call":
-            times = math.prod(equation.params["grid_mapping"].grid)
-        total += times * sum(part.total for part in parts)
-        unknown += sum(part.unknown_loops for part in parts)
-    return Flops(total, unknown)
+    parts = [equation_flops(equation) for equation in _open(jaxpr).eqns]
+    return Flops(
+        sum(part.total for part in parts), sum(part.unknown_loops for part in parts)
+    )
+
+
+def equation_flops(equation: Any) -> Flops:
+    """Operations of one equation of a jaxpr, counted as `count_flops` does."""
+    name, times, unknown = equation.primitive.name, 1, 0
+    if name in _EXACT:
+        return Flops(_EXACT[name](equation), 0)
+    parts = [count_flops(inner) for inner in _inner(equation)]
+    if name == "scan":
+        times = equation.params["length"]
+    elif name == "shard_map":
+        times = _manual_devices(equation)
+    elif name == "while":
+        trips = _trip_count(equation)
+        # Its condition and body are the parts; a condition has no products.
+        unknown = int(trips is None and any(part.total for part in parts))
+        times = 1 if trips is None else trips
+    elif name == "cond":
+        parts = [max(parts)]
+    elif name == "pallas_call":
+        times = math.prod(equation.params["grid_mapping"].grid)
+    return Flops(
+        times * sum(part.total for part in parts),
+        unknown + sum(part.unknown_loops for part in parts),
+    )
 
 
 def _open(jaxpr: Any) -> Any:

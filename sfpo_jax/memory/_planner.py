@@ -142,6 +142,19 @@ def plan(
     )
 
 
+def open_step(
+    step: Any,
+    args: Sequence[Any],
+    card: Device,
+    mesh_shape: Mapping[str, int] | None,
+    compiler: str,
+) -> tuple[Any, Sequence[Any]]:
+    """(step, arguments) of what `plan` takes, built where it has to be."""
+    if mesh_shape is None:
+        return step, args
+    return _build(step, planning_mesh(card, mesh_shape, _choose(compiler)[0]))
+
+
 def budget_bytes(card: Device, budget: str | None) -> int:
     """What a device may hold: all its memory where nothing is said."""
     return card.memory_bytes if budget is None else parse_bytes(budget, name="budget")

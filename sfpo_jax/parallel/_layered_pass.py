@@ -8,11 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sfpo_jax.memory import Recorder
 from sfpo_jax.parallel._layered_model import LayeredModel
 from sfpo_jax.parallel._sharding import Layout
 from sfpo_jax.parallel._stack_pass import (
     Consume,
+    Learn,
     Recompute,
+    Runs,
     Saved,
     StackPass,
     accumulate,
@@ -82,7 +85,8 @@ class LayeredPass(NamedTuple):
       layers: layouts of the layers of each stack.
       depths: layers of each stack.
       microbatches: parts of the batch.
-      recompute: what layers compute again.
+      recompute: what layers compute again, of all stacks or by their names; or what
+        learns of it.
       ahead: layers whose weights are fetched before they are needed.
     """
 
@@ -91,8 +95,21 @@ class LayeredPass(NamedTuple):
     layers: Mapping[str, Layout]
     depths: Mapping[str, int]
     microbatches: int
-    recompute: Recompute
+    recompute: Recompute | Runs | Mapping[str, Recompute | Runs] | Recorder
     ahead: int
+
+    def _recompute_of(self, name: str) -> Recompute | Runs:
+        if isinstance(self.recompute, Recorder):
+            return "full"
+        if isinstance(self.recompute, Mapping):
+            return self.recompute[name]
+        return self.recompute
+
+    def _learn(self, name: str) -> Learn | None:
+        if not isinstance(self.recompute, Recorder):
+            return None
+        recorder, size = self.recompute, (self.depths[name], self.microbatches)
+        return lambda block, args: recorder.record_block(name, block, args, *size)
 
     def forward(
         self, params: Any, batch: Any, key: jax.Array | None
@@ -121,9 +138,10 @@ class LayeredPass(NamedTuple):
                 block,
                 depth,
                 parts,
-                self.recompute,
+                self._recompute_of(name),
                 functools.partial(fetch, self.layers[name]),
                 self.ahead,
+                self._learn(name),
             )
             own = None if keys is None else keys[:, start : start + depth]
             stack = model.by_name(params["layers"])[name]

@@ -9,7 +9,7 @@ instead of their memory.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -25,8 +25,8 @@ from sfpo_jax.parallel._layered_update import LayeredOptState, LayeredUpdate
 from sfpo_jax.parallel._mixing import check_unmixed
 from sfpo_jax.parallel._reduction import reduced_beside
 from sfpo_jax.parallel._sharding import Axes, Kind, Layout, check_shard, make_layout
-from sfpo_jax.parallel._stack_pass import Recompute
-from sfpo_jax.parallel._step import Step, TrainState, average, next_step
+from sfpo_jax.parallel._stack_pass import Recompute, Runs
+from sfpo_jax.parallel._step import AUTO, Step, TrainState, average, next_step
 from sfpo_jax.parallel._unit_update import UnitUpdate, wide_shapes
 from sfpo_jax.transforms import make_rounding
 
@@ -44,7 +44,7 @@ class LayeredTrainStep(Step):
         *,
         has_key: bool,
         microbatches: int,
-        recompute: Recompute,
+        recompute: Any,
         max_norm: float | None,
         skip_nonfinite: bool,
         rounding: str | None,
@@ -54,18 +54,20 @@ class LayeredTrainStep(Step):
         pipeline_depth: int,
         reduces: Axes | None,
         operator_specs: Any,
+        budget: str | None,
     ) -> None:
         super().__init__(
             mesh,
             has_key=has_key,
             microbatches=microbatches,
             operator_specs=operator_specs,
+            recompute=recompute,
+            budget=budget,
             pipeline_depth=pipeline_depth,
         )
         self._operator_specs = operator_specs
         self._model = model
         self._tx = optax.with_extra_args_support(tx)
-        self._recompute = recompute
         self._max_norm = max_norm
         self._skip_nonfinite = skip_nonfinite
         self._rounding = make_rounding(rounding)
@@ -220,7 +222,8 @@ def make_layered_train_step(
     *,
     has_key: bool = False,
     microbatches: int = 1,
-    recompute: Recompute = "full",
+    recompute: Recompute | Runs | Mapping[str, Recompute | Runs] = "full",
+    budget: str | None = None,
     max_norm: float | None = None,
     skip_nonfinite: bool = False,
     rounding: str | None = None,
@@ -248,7 +251,11 @@ def make_layered_train_step(
         and its gradient is their mean.
       recompute: what a layer computes again in the backward pass. "full": all but its
         inputs is. Names: what `jax.ad_checkpoint.checkpoint_name` calls so is saved.
-        "none": all that autodiff would save is.
+        "none": all that autodiff would save is. A sequence of (layers, one of
+        these): the first so many layers that way, the next another; with several
+        stacks a dict of such. "auto": what `plan_recompute` finds for `budget` when the
+        first batch is seen; `step.recompute_plan` then tells.
+      budget: what a device may hold, with recompute="auto", a size with its unit.
       max_norm: clips by the global norm of all gradients, exactly, by a second backward
         pass; the norm is that of `clip_by_global_norm`, sqrt(mean over ranks of
         \|g_i\|^2).
@@ -304,10 +311,10 @@ def make_layered_train_step(
     check_at_least("weight_prefetch", weight_prefetch, 0, "layers gathered ahead")
     check_at_least("pipeline_depth", pipeline_depth, 0, "layers in flight")
     check_max_norm(max_norm)
-    if isinstance(recompute, str) and recompute not in ("full", "none"):
+    if isinstance(recompute, str) and recompute not in ("full", "none", AUTO):
         raise ValueError(
-            f'`recompute` must be "full", "none" or a sequence of names, got '
-            f"{recompute!r}."
+            f'`recompute` must be "full", "none" or a sequence of names, runs of them, '
+            f'or "auto", got {recompute!r}.'
         )
     check_shard(shard, shard_axes, mesh)
     return LayeredTrainStep(
@@ -316,7 +323,8 @@ def make_layered_train_step(
         mesh,
         has_key=has_key,
         microbatches=microbatches,
-        recompute=recompute if isinstance(recompute, str) else tuple(recompute),
+        recompute=recompute,
+        budget=budget,
         max_norm=max_norm,
         skip_nonfinite=skip_nonfinite,
         rounding=rounding,

@@ -5,6 +5,7 @@ layer's own weights: these are read again, which is what lets them be updated, o
 gathered from other devices, while the pass goes on.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,9 @@ import jax.numpy as jnp
 from jax import lax
 
 Recompute = str | Sequence[str]
+# (layers, what they compute again), from the first layer on; or what learns of it.
+Runs = Sequence[tuple[int, Recompute]]
+Learn = Callable[[Callable[..., Any], tuple[Any, ...]], None]
 # (stack, layer number) -> the weights of one layer.
 Fetch = Callable[[Any, jax.Array], Any]
 # (layer number, gradient, carry) -> carry.
@@ -22,7 +26,7 @@ Consume = Callable[[jax.Array, Any, Any], Any]
 class Saved(NamedTuple):
     """What the forward pass leaves for the backward pass."""
 
-    stacked: list[jax.Array]  # [layers, microbatches, ...] each
+    stacked: list[list[jax.Array]]  # by run, [layers, microbatches, ...] each
     through: list[jax.Array]  # [microbatches, ...], what no layer changed
 
 
@@ -34,7 +38,8 @@ class StackPass:
       depth: layers of the stack.
       microbatches: parts of the batch; every leaf of x is led by an axis of them.
       recompute: "full" saves the inputs of each layer, a sequence of names also what
-        `jax.ad_checkpoint.checkpoint_name` names so, "none" all that autodiff saves.
+        `jax.ad_checkpoint.checkpoint_name` names so, "none" all that autodiff saves;
+        or runs, that differ in it.
       fetch: reads, or gathers, the weights of a layer.
       ahead: layers fetched before they are needed.
     """
@@ -44,34 +49,41 @@ class StackPass:
         block: Callable[..., Any],
         depth: int,
         microbatches: int,
-        recompute: Recompute,
+        recompute: Recompute | Runs,
         fetch: Fetch,
         ahead: int,
+        learn: Learn | None = None,
     ) -> None:
         self._block, self._depth = block, depth
         self._microbatches = microbatches
-        self._recompute = recompute
+        self._runs = _as_runs(recompute, depth)
         self._fetch, self._ahead = fetch, ahead
-        # Known once the forward pass is traced: the pullback's leaves, in order, each
-        # ("layer" | "through" | "saved", place) or ("static", object).
-        self._pullback: Any = None
-        self._slots: list[tuple[str, Any]] = []
+        self._learn = learn
+        # Known once the forward pass is traced, of each run: the pullback's leaves, in
+        # order, each ("layer" | "through" | "saved", place) or ("static", object).
+        self._pullbacks: list[tuple[Any, list[tuple[str, Any]]]] = []
 
     def forward(self, stack: Any, x: Any, keys: Any) -> tuple[Any, Saved]:
         """(x after the last layer, what `backward` needs); keys: [microbatches, depth]
         or None."""
 
-        def body(carry: Any, index: jax.Array) -> Any:
+        def body(run: int, carry: Any, index: jax.Array) -> Any:
             x, queue = carry
             layer, queue = self._take(stack, queue, index, 1)
             own_keys = None if keys is None else keys[:, index]
-            y, saved = self._each(lambda part: self._apply(layer, *part), (x, own_keys))
+            y, saved = self._each(
+                lambda part: self._apply(run, layer, *part), (x, own_keys)
+            )
             return (y, queue), saved
 
-        queue = self._first(stack, [0, 1])
-        (y, _), stacked = lax.scan(body, (x, queue), jnp.arange(self._depth))
-        floats = _split(y)[0]
-        return y, Saved(stacked, floats)
+        carry, stacked = (x, self._first(stack, [0, 1])), []
+        self._pullbacks = [(None, [])] * len(self._runs)
+        for run, (start, stop, _) in enumerate(self._runs):
+            one = functools.partial(body, run)
+            carry, saved = lax.scan(one, carry, jnp.arange(start, stop))
+            stacked.append(saved)
+        floats = _split(carry[0])[0]
+        return carry[0], Saved(stacked, floats)
 
     def backward(
         self,
@@ -94,24 +106,27 @@ class StackPass:
             the loop.
         """
         last = self._depth - 1
-        lead = min(lead, self._depth)
 
-        def body(step: jax.Array, state: Any) -> Any:
+        def body(run: int, step: jax.Array, state: Any) -> Any:
             dx, queue, carry = state
             index = last - step
             layer, queue = self._take(stack(carry), queue, index, -1)
+            place = index - self._runs[run][0]
             own = [
-                lax.dynamic_index_in_dim(s, index, keepdims=False)
-                for s in saved.stacked
+                lax.dynamic_index_in_dim(s, place, keepdims=False)
+                for s in saved.stacked[run]
             ]
-            grads, dx = self._pull(layer, own, saved.through, dx)
+            grads, dx = self._pull(run, layer, own, saved.through, dx)
             return dx, queue, use(index, grads, carry)
 
         state = dx, self._first(stack(carry), [last, last - 1]), carry
-        for step in range(lead):
-            state = body(jnp.int32(step), state)
-        if lead < self._depth:
-            state = lax.fori_loop(lead, self._depth, body, state)
+        for run, (start, stop, _) in reversed(list(enumerate(self._runs))):
+            begin, end = self._depth - stop, self._depth - start
+            one = functools.partial(body, run)
+            for step in range(begin, min(lead, end)):
+                state = one(jnp.int32(step), state)
+            if max(lead, begin) < end:
+                state = lax.fori_loop(max(lead, begin), end, one, state)
         return state[0], state[2]
 
     def _first(self, stack: Any, indices: Sequence[int]) -> tuple[Any, ...]:
@@ -132,7 +147,9 @@ class StackPass:
     def _inside(self, index: jax.Array) -> jax.Array:
         return jnp.clip(index, 0, self._depth - 1)
 
-    def _apply(self, layer: Any, x: Any, key: Any) -> tuple[Any, list[jax.Array]]:
+    def _apply(
+        self, number: int, layer: Any, x: Any, key: Any
+    ) -> tuple[Any, list[jax.Array]]:
         """One layer on one microbatch: (y, what the pullback needs besides weights)."""
         floats, rest, join = _split(x)
         through: list[bool] = []
@@ -144,10 +161,13 @@ class StackPass:
             through[:] = [a is b for a, b in zip(y_floats, floats, strict=True)]
             return y_floats, y_rest
 
-        if self._recompute != "none":
+        recompute = self._runs[number][2]
+        if self._learn is not None:
+            self._learn(run, (layer, floats))
+        if recompute != "none":
             policy = jax.checkpoint_policies.nothing_saveable
-            if self._recompute != "full":
-                policy = jax.checkpoint_policies.save_only_these_names(*self._recompute)
+            if recompute != "full":
+                policy = jax.checkpoint_policies.save_only_these_names(*recompute)
             # Nothing in these loops could be shared with another pass.
             run = jax.checkpoint(run, policy=policy, prevent_cse=False)
         y_floats, pullback, y_rest = jax.vjp(run, layer, floats, has_aux=True)
@@ -157,20 +177,22 @@ class StackPass:
             for i, (f, is_through) in enumerate(zip(floats, through, strict=True))
             if is_through
         }
-        leaves, self._pullback = jax.tree.flatten(pullback)
-        self._slots, saved = [], []
+        leaves, structure = jax.tree.flatten(pullback)
+        slots, saved = [], []
         for leaf in leaves:
             if not isinstance(leaf, jax.Array):
-                self._slots.append(("static", leaf))
+                slots.append(("static", leaf))
             elif id(leaf) in known:
-                self._slots.append(known[id(leaf)])
+                slots.append(known[id(leaf)])
             else:
-                self._slots.append(("saved", len(saved)))
+                slots.append(("saved", len(saved)))
                 saved.append(leaf)
+        self._pullbacks[number] = structure, slots
         return join(y_floats, y_rest), saved
 
     def _pull(
         self,
+        run: int,
         layer: Any,
         saved: list[jax.Array],
         through: list[jax.Array],
@@ -178,21 +200,41 @@ class StackPass:
     ) -> tuple[Any, list[jax.Array]]:
         """(gradient of the weights, of x) of one layer, means over microbatches."""
         weights = jax.tree.leaves(layer)
+        pullback, slots = self._pullbacks[run]
 
         def one(part: Any) -> tuple[Any, list[jax.Array]]:
             saved, through, dy = part
             found = {"layer": weights, "saved": saved, "through": through}
             leaves = [
                 place if kind == "static" else found[kind][place]
-                for kind, place in self._slots
+                for kind, place in slots
             ]
-            grads, dx = jax.tree.unflatten(self._pullback, leaves)(dy)
+            grads, dx = jax.tree.unflatten(pullback, leaves)(dy)
             return jax.tree.map(as_gradient, grads, layer), dx
 
         return accumulate(one, (saved, through, dx), self._microbatches)
 
     def _each(self, fn: Callable[[Any], Any], parts: Any) -> Any:
         return each(fn, parts, self._microbatches)
+
+
+def _as_runs(recompute: Any, depth: int) -> list[tuple[int, int, Recompute]]:
+    """(first layer, the one behind the last, what is computed again) of each run.
+
+    Raises:
+      ValueError: runs that do not have as many layers as the stack.
+    """
+    if isinstance(recompute, str) or not any(isinstance(r, tuple) for r in recompute):
+        return [(0, depth, recompute)]
+    runs, start = [], 0
+    for layers, way in recompute:
+        runs.append((start, start + layers, way))
+        start += layers
+    if start != depth:
+        raise ValueError(
+            f"`recompute` is about {start} layers, the stack has {depth}: plan it anew."
+        )
+    return runs
 
 
 def each(fn: Callable[[Any], Any], parts: Any, microbatches: int) -> Any:

@@ -1,9 +1,10 @@
 """What all training steps share: state, donation, sharding, and questions to them."""
 
 import abc
+import copy
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +14,17 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sfpo_jax.collectives import Transfer, axis_mean, transfers, wire_bytes
+from sfpo_jax.memory import RecomputePlan, plan_recompute
 from sfpo_jax.parallel._agreement import make_check
 from sfpo_jax.parallel._batch import place_batch, whole_shape
 from sfpo_jax.parallel._operator_split import AXIS
 from sfpo_jax.transforms import COMPRESSED_SCOPE, WARMUP_SCOPE
+from sfpo_jax.units import parse_bytes
 
+AUTO = "auto"
 _PHASES = {"warmup": WARMUP_SCOPE, "compressed": COMPRESSED_SCOPE}
 Axes = tuple[str, ...]
+S = TypeVar("S", bound="Step")
 
 
 class TrainState(NamedTuple):
@@ -52,11 +57,15 @@ class Step(abc.ABC):
         has_key: bool,
         microbatches: int,
         operator_specs: Any,
+        recompute: Any,
+        budget: str | None,
         pipeline_depth: int = 0,
         frozen: Any = None,
     ) -> None:
         self.mesh = mesh
         self.frozen = _replicated(frozen, mesh)
+        self.recompute_plan: RecomputePlan | None = None
+        self._recompute, self._budget = recompute, check_budget(recompute, budget)
         self.batch_axes = tuple(name for name in mesh.axis_names if name != AXIS)
         is_split = operator_specs is not None and mesh.shape.get(AXIS, 1) > 1
         self.op_axes = (AXIS,) if is_split else ()
@@ -64,10 +73,18 @@ class Step(abc.ABC):
         self._agreement: Callable[[Any], jax.Array] | None = None
         self._microbatches = microbatches
         self._ranks = math.prod(mesh.shape[name] for name in self.batch_axes)
-        self._jitted = jax.jit(
-            self._sharded_step,
+        self._stages = max(2, pipeline_depth)
+        self._jitted = self._jit()
+
+    def _jit(self) -> Any:
+        # A function of its own each time, for JAX keeps what it traced by function.
+        def step(state: TrainState, batch: Any, frozen: Any) -> Any:
+            return self._sharded_step(state, batch, frozen)
+
+        return jax.jit(
+            step,
             donate_argnums=0,
-            compiler_options=overlap_options(mesh, max(2, pipeline_depth)),
+            compiler_options=overlap_options(self.mesh, self._stages),
         )
 
     @abc.abstractmethod
@@ -132,6 +149,38 @@ class Step(abc.ABC):
         )
         return create, shapes
 
+    def with_recompute(self: S, recompute: Any) -> S:
+        """The same step, compiled anew, with another choice of what is computed again.
+
+        Args:
+          recompute: as the function that made the step takes it.
+        """
+        other = copy.copy(self)
+        other._recompute, other.recompute_plan = recompute, None
+        other._jitted = other._jit()
+        return other
+
+    def _settle(self, state: Any, batch: Any) -> None:
+        """Plans what is computed again, once shapes are known."""
+        if self._recompute != AUTO:
+            return
+        assert self._budget is not None
+        is_cpu = self.mesh.devices.flat[0].platform == "cpu"
+        self.recompute_plan = plan_recompute(
+            self,
+            state,
+            jax.tree.map(self._batch_shape, batch),
+            budget=self._budget,
+            # A plan for this very device, whose like in the cache may be another card.
+            cache=is_cpu,
+        )
+        self._recompute = self.recompute_plan.keep
+        self._jitted = self._jit()
+
+    def _batch_shape(self, x: Any) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(self.mesh, self._batch_spec())
+        return jax.ShapeDtypeStruct(whole_shape(x), x.dtype, sharding=sharding)
+
     def __call__(
         self, state: TrainState, batch: Any
     ) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -150,7 +199,9 @@ class Step(abc.ABC):
         Raises:
           ValueError: a batch that the ranks and microbatches do not divide.
         """
-        return self._jitted(state, self.shard_batch(batch), self.frozen)
+        batch = self.shard_batch(batch)
+        self._settle(state, batch)
+        return self._jitted(state, batch, self.frozen)
 
     def shard_batch(self, batch: Any) -> Any:
         """Puts a batch where the step wants it, split along the leading axis.
@@ -183,11 +234,8 @@ class Step(abc.ABC):
           ValueError: a batch that the ranks and microbatches do not divide.
         """
         self._check_batch(batch)
-        sharding = NamedSharding(self.mesh, self._batch_spec())
-        shapes = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(whole_shape(x), x.dtype, sharding=sharding),
-            batch,
-        )
+        self._settle(state, batch)
+        shapes = jax.tree.map(self._batch_shape, batch)
         state, frozen = jax.tree.map(_shape_of, (state, self.frozen))
         return self._jitted.trace(state, shapes, frozen)
 
@@ -263,7 +311,7 @@ class Step(abc.ABC):
     def _batch_spec(self) -> PartitionSpec:
         return PartitionSpec(self.batch_axes)
 
-    def _sharded_step(self, state: TrainState, batch: Any, frozen: Any = None) -> Any:
+    def _sharded_step(self, state: TrainState, batch: Any, frozen: Any) -> Any:
         specs = self._specs(state)
         return jax.shard_map(
             self._local_step,
@@ -335,6 +383,24 @@ def overlap_options(mesh: Mesh, stages: int) -> dict[str, Any] | None:
         "xla_gpu_enable_latency_hiding_scheduler": True,
         "xla_gpu_experimental_parallel_collective_overlap_limit": 2 * stages,
     }
+
+
+def check_budget(recompute: Any, budget: str | None) -> str | None:
+    """`budget`, which goes with recompute="auto" and nothing else.
+
+    Raises:
+      ValueError: it is missing, not used, or has no unit.
+    """
+    if recompute == AUTO and budget is None:
+        raise ValueError(
+            '`budget` is missing: recompute="auto" needs what a device may hold, for '
+            'example "40GB".'
+        )
+    if budget is not None:
+        if recompute != AUTO:
+            raise ValueError(f'`budget` goes with recompute="auto", got {recompute!r}.')
+        parse_bytes(budget, name="budget")
+    return budget
 
 
 def rank_mean(x: jax.Array, axes: Axes, ranks: int) -> jax.Array:

@@ -8,8 +8,8 @@ nothing dense that was to be compressed.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from sfpo_jax._validate import check_at_least
+from sfpo_jax.memory import Keep, recomputed
 from sfpo_jax.parallel._clipping import check_max_norm, clip_scale, scaled
 from sfpo_jax.parallel._loss import LossFn, loss_and_grads
 from sfpo_jax.parallel._mixing import check_unmixed
@@ -29,6 +30,7 @@ from sfpo_jax.parallel._sharding import (
     make_layout,
 )
 from sfpo_jax.parallel._step import (
+    AUTO,
     Step,
     TrainState,
     average,
@@ -59,6 +61,8 @@ class TrainStep(Step):
         reduces: Axes | None,
         operator_specs: Any,
         frozen: Any,
+        recompute: Keep | Literal["auto"] | None,
+        budget: str | None,
     ) -> None:
         super().__init__(
             mesh,
@@ -66,6 +70,8 @@ class TrainStep(Step):
             microbatches=microbatches,
             operator_specs=operator_specs,
             frozen=frozen,
+            recompute=recompute,
+            budget=budget,
         )
         self._operator_specs = operator_specs
         self._max_norm = max_norm
@@ -137,6 +143,8 @@ class TrainStep(Step):
         if frozen is not None:
             loss_fn = functools.partial(loss_fn, frozen=frozen)
         layout = self._placed()
+        if self._recompute is not None:
+            loss_fn = recomputed(loss_fn, self._recompute)
         loss, aux, model_state, grads = loss_and_grads(
             loss_fn,
             layout.full(state.params),
@@ -191,6 +199,8 @@ def make_train_step(
     reduces: Axes | None = None,
     operator_specs: Any = None,
     frozen: Any = None,
+    recompute: Sequence[str] | Literal["auto"] | None = None,
+    budget: str | None = None,
 ) -> TrainStep:
     r"""A training step over the `node`, `data` and `op` axes of a mesh.
 
@@ -231,6 +241,12 @@ def make_train_step(
       frozen: a pytree that `loss_fn` reads besides, such as the weights under adapters
         (see `sfpo_jax.lora`): whole on every device, and neither differentiated nor
         reduced nor part of the state.
+      recompute: what the backward pass keeps, names that `loss_fn` gives by
+        `jax.ad_checkpoint.checkpoint_name`; all else it computes again (see
+        `sfpo_jax.memory.recomputed`). "auto": what `plan_recompute` finds for `budget`,
+        when the first batch is seen; `step.recompute_plan` then tells. None: all that
+        `loss_fn` does not compute again by itself is kept.
+      budget: what a device may hold, with recompute="auto", a size with its unit.
 
     Returns:
       The step: ``state = step.init(params, key)``, ``state, metrics = step(state,
@@ -272,4 +288,16 @@ def make_train_step(
         reduces=reduces,
         operator_specs=operator_specs,
         frozen=frozen,
+        recompute=_names(recompute),
+        budget=budget,
     )
+
+
+def _names(recompute: Any) -> Any:
+    """The argument with its names in a tuple."""
+    if isinstance(recompute, str) and recompute != AUTO:
+        raise ValueError(
+            f'`recompute` must be "auto", a sequence of names or None, got '
+            f"{recompute!r}."
+        )
+    return recompute if recompute in (None, AUTO) else tuple(recompute)

@@ -46,8 +46,27 @@ class Mesh:
 class Time:
     """Arithmetic done twice to store less."""
 
-    recompute: Literal["none", "full"] = "none"
-    """Keep all activations, or compute those inside each block again."""
+    recompute: Literal["none", "full", "auto"] = "none"
+    """Keep all activations; compute those inside each block again; or, auto, keep those
+    that save most arithmetic within the budget, found as the run starts."""
+    budget: Quantity = "none"
+    """What a device may hold during a step, with a unit; of auto alone."""
+
+    def __post_init__(self) -> None:
+        name = "parallel.time.budget"
+        if self.budget != "none":
+            parse_bytes(self.budget, name=name)
+        if (self.recompute == "auto") != (self.budget != "none"):
+            raise ValueError(
+                f"`{name}` must be a size with parallel.time.recompute auto, for "
+                f"example 40GB, and none without, got '{self.budget}' with "
+                f"{self.recompute}."
+            )
+
+    @property
+    def limit(self) -> str | None:
+        """The budget as a step takes it."""
+        return None if self.budget == "none" else self.budget
 
 
 @dataclasses.dataclass(frozen=True)

@@ -205,12 +205,20 @@ CASES: dict[str, tuple[Callable[[Any], Any], str | None, dict[str, Any]]] = {
             "shard_axes": ("node", "data"),
             "weight_prefetch": 2,
             "max_norm": 0.5,
+            "recompute": ((1, "full"), (2, "none")),
         },
     ),
     "onebit_adam": (onebit, "data", {}),
     "onebit_adam between nodes, clipped": (onebit, "node", {"max_norm": 0.5}),
     "low_rank_mean and adamw": (low_rank, "data", {}),
-    "sparsify and onebit_adam": (chain, "data", {"skip_nonfinite": True}),
+    "sparsify and onebit_adam, layers treated in three ways": (
+        chain,
+        "data",
+        {
+            "skip_nonfinite": True,
+            "recompute": ((1, "none"), (1, ()), (1, "full")),
+        },
+    ),
     "adamw8bit": (eightbit, None, {"recompute": ()}),
 }
 
