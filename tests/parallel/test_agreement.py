@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import sfpo_jax as sfpo
-from sfpo_jax.parallel._agreement import _checksum
+from sfpo_jax.parallel._agreement import checksum
 
 
 def loss_fn(params: Any, batch: Any):
@@ -85,17 +85,17 @@ def test_the_counter_of_steps_counts(trained: Any) -> None:
     ],
     ids=str,
 )
-def test_a_checksum_sees_every_entry(x: Any) -> None:
-    own = int(_checksum(jnp.asarray(x)))
+def test_achecksum_sees_every_entry(x: Any) -> None:
+    own = int(checksum(jnp.asarray(x)))
     for place in range(x.size):
         other = x.copy().reshape(-1)
         other[place] = other[place] + 1 if x.dtype != bool else not other[place]
-        assert int(_checksum(jnp.asarray(other.reshape(x.shape)))) != own
+        assert int(checksum(jnp.asarray(other.reshape(x.shape)))) != own
 
 
-def test_bfloat16_and_keys_have_checksums() -> None:
-    assert _checksum(jnp.ones(3, jnp.bfloat16)) != _checksum(jnp.zeros(3, jnp.bfloat16))
-    assert _checksum(jax.random.key(1)) != _checksum(jax.random.key(2))
+def test_bfloat16_and_keys_havechecksums() -> None:
+    assert checksum(jnp.ones(3, jnp.bfloat16)) != checksum(jnp.zeros(3, jnp.bfloat16))
+    assert checksum(jax.random.key(1)) != checksum(jax.random.key(2))
 
 
 def test_shards_of_one_array_are_not_compared() -> None:

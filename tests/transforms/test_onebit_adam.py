@@ -87,7 +87,8 @@ def test_the_packed_moment_is_the_bytes_it_arrived_in() -> None:
 def test_the_warmup_is_adamw() -> None:
     rng = np.random.default_rng(1)
     mask = {"a": True, "b": False}
-    schedule = optax.linear_schedule(0.1, 0.01, 10)
+    # Optax computes it in float32: of these numbers exactly, however it is compiled.
+    schedule = optax.linear_schedule(0.125, 0.0625, 8)
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         params = {"a": jnp.asarray(rng.normal(size=(7, 5))), "b": jnp.ones(3)}
         ours = sfpo.onebit_adam(

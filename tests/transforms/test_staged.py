@@ -32,19 +32,32 @@ TRANSFORMATIONS = {
 }
 
 
-def gradients(step: int) -> Any:
+def gradients(step: int, dtype: Any = np.float32) -> Any:
     rng = np.random.default_rng(step)
     return {
-        "w": rng.normal(size=(64, 80)).astype(np.float32),
-        "b": rng.normal(size=80).astype(np.float32),
+        "w": rng.normal(size=(64, 80)).astype(dtype),
+        "b": rng.normal(size=80).astype(dtype),
         "n": np.ones(3, np.int32),
     }
 
 
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_both_halves_make_one_update(name: str) -> None:
-    tx = TRANSFORMATIONS[name]()
-    params = jax.tree.map(jnp.asarray, gradients(100))
+    # Which entries are the largest may hang on the last bit, and two programs round
+    # differently.
+    is_wide = name == "sparse signs"
+    with jax.enable_x64(is_wide):
+        dtype = np.float64 if is_wide else np.float32
+        phases = phases_of_equal_halves(TRANSFORMATIONS[name](), dtype)
+    assert phases[:WARMUP] == ["warmup"] * WARMUP
+    refreshes = phases[WARMUP:].count("warmup")
+    assert refreshes == (
+        (STEPS - WARMUP) // EVERY if name in ("onebit_adam", "sfpo") else 0
+    )
+
+
+def phases_of_equal_halves(tx: Any, dtype: Any) -> list[Phase]:
+    params = jax.tree.map(jnp.asarray, gradients(100, dtype))
 
     @jax.jit
     def whole(grads: Any, state: Any) -> Any:
@@ -61,7 +74,7 @@ def test_both_halves_make_one_update(name: str) -> None:
         compressed = compresses_next(state)
         assert compressed is not None
         phases.append("compressed" if bool(compressed) else "warmup")
-        grads = gradients(step)
+        grads = gradients(step, dtype)
         expected = whole(grads, state)
         found = halves(grads, state, phases[-1])
         jax.tree.map(
@@ -70,11 +83,7 @@ def test_both_halves_make_one_update(name: str) -> None:
             expected,
         )
         state = expected[1]
-    assert phases[:WARMUP] == ["warmup"] * WARMUP
-    refreshes = phases[WARMUP:].count("warmup")
-    assert refreshes == (
-        (STEPS - WARMUP) // EVERY if name in ("onebit_adam", "sfpo") else 0
-    )
+    return phases
 
 
 def test_all_units_take_a_dense_step_while_one_needs_it() -> None:
