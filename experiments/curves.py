@@ -98,13 +98,16 @@ def _wire(axis: Axes, result: Result, style: _Style) -> None:
     steps = len(result.sparsity)
     sent = np.where(result.compressed, result.wire_bytes[-1], result.wire_bytes[0])
     axis.plot(np.arange(steps), sent, color=style.color, ls=style.linestyle)
+    # Dense steps stand above a line of compressed ones, and would cross its name.
+    is_below = min(result.wire_bytes) < max(result.wire_bytes)
     axis.annotate(
         f"{result.name}: {format_bytes(result.wire_bytes[-1], digits=3)}, "
         f"{result.bits_per_parameter:.2f} bits a parameter",
         (steps, result.wire_bytes[-1]),
-        xytext=(0, 5),
+        xytext=(0, -5 if is_below else 5),
         textcoords="offset points",
         ha="right",
+        va="top" if is_below else "bottom",
         fontsize=9,
         color=style.color,
     )
