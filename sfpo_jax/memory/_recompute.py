@@ -69,10 +69,10 @@ def plan_recompute(
       >>> state = step.init_shapes([jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 6)
       >>> x = jax.ShapeDtypeStruct((65536, 64), jnp.float32)
       >>> made = sfpo.plan_recompute(
-      ...     step, state, x, budget="9MB", compiler="cpu", cache=False
+      ...     step, state, x, budget="1GB", compiler="cpu", cache=False
       ... )
-      >>> made.total_bytes <= 9_000_000 < made.baseline.total_bytes
-      True
+      >>> made.keep, made.extra_flops, made.candidates["layer/5"]  # all of it fits
+      (None, 0, 2097152)
     """
     card = find_device(device)
     limit = budget_bytes(card, budget)
@@ -138,6 +138,9 @@ class _Search:
         while not (baseline.fits or len(self._plans) >= _COMPILATIONS):
             margin = problem.margin if len(self._plans) == 1 else 0.0
             answer = self._solve(memory, (1 - margin) * self._limit)
+            is_last = len(self._plans) == _COMPILATIONS - 1
+            if is_last and not self._plans[best][1].fits:
+                answer = None  # whether anything fits is worth more than a guess
             choice, predicted = answer or self._solve(memory, None)
             if choice in self._plans or not self._is_better(choice, best):
                 break
@@ -146,7 +149,7 @@ class _Search:
             if made.fits:
                 best = choice
         if not self._plans[best][1].fits:
-            self._give_up(memory)
+            self._give_up()
         predicted, made = self._plans[best]
         return RecomputePlan(
             keep=problem.keep(best),
@@ -179,10 +182,7 @@ class _Search:
         self._seconds = max(self._seconds, time.perf_counter() - began)
         return answer
 
-    def _give_up(self, memory: Any) -> None:
-        choice, predicted = self._solve(memory, None)
-        if choice not in self._plans:
-            self._measure(choice, predicted)
+    def _give_up(self) -> None:
         plans = [made for _, made in self._plans.values()]
         smallest = min(plans, key=lambda made: made.total_bytes)
         raise BudgetError(

@@ -14,14 +14,13 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sfpo_jax.collectives import Transfer, axis_mean, transfers, wire_bytes
-from sfpo_jax.memory import RecomputePlan, plan_recompute
+from sfpo_jax.memory import RecomputePlan
 from sfpo_jax.parallel._agreement import make_check
 from sfpo_jax.parallel._batch import place_batch, whole_shape
 from sfpo_jax.parallel._operator_split import AXIS
+from sfpo_jax.parallel._recompute import AUTO, check_budget, plan_step
 from sfpo_jax.transforms import COMPRESSED_SCOPE, WARMUP_SCOPE
-from sfpo_jax.units import parse_bytes
 
-AUTO = "auto"
 _PHASES = {"warmup": WARMUP_SCOPE, "compressed": COMPRESSED_SCOPE}
 Axes = tuple[str, ...]
 S = TypeVar("S", bound="Step")
@@ -162,18 +161,10 @@ class Step(abc.ABC):
 
     def _settle(self, state: Any, batch: Any) -> None:
         """Plans what is computed again, once shapes are known."""
-        if self._recompute != AUTO:
+        if self._recompute != AUTO or self._budget is None:
             return
-        assert self._budget is not None
-        is_cpu = self.mesh.devices.flat[0].platform == "cpu"
-        self.recompute_plan = plan_recompute(
-            self,
-            state,
-            jax.tree.map(self._batch_shape, batch),
-            budget=self._budget,
-            # A plan for this very device, whose like in the cache may be another card.
-            cache=is_cpu,
-        )
+        batch = jax.tree.map(self._batch_shape, batch)
+        self.recompute_plan = plan_step(self, state, batch, self._budget)
         self._recompute = self.recompute_plan.keep
         self._jitted = self._jit()
 
@@ -383,24 +374,6 @@ def overlap_options(mesh: Mesh, stages: int) -> dict[str, Any] | None:
         "xla_gpu_enable_latency_hiding_scheduler": True,
         "xla_gpu_experimental_parallel_collective_overlap_limit": 2 * stages,
     }
-
-
-def check_budget(recompute: Any, budget: str | None) -> str | None:
-    """`budget`, which goes with recompute="auto" and nothing else.
-
-    Raises:
-      ValueError: it is missing, not used, or has no unit.
-    """
-    if recompute == AUTO and budget is None:
-        raise ValueError(
-            '`budget` is missing: recompute="auto" needs what a device may hold, for '
-            'example "40GB".'
-        )
-    if budget is not None:
-        if recompute != AUTO:
-            raise ValueError(f'`budget` goes with recompute="auto", got {recompute!r}.')
-        parse_bytes(budget, name="budget")
-    return budget
 
 
 def rank_mean(x: jax.Array, axes: Axes, ranks: int) -> jax.Array:

@@ -21,6 +21,7 @@ from sfpo_jax.memory import Keep, recomputed
 from sfpo_jax.parallel._clipping import check_max_norm, clip_scale, scaled
 from sfpo_jax.parallel._loss import LossFn, loss_and_grads
 from sfpo_jax.parallel._mixing import check_unmixed
+from sfpo_jax.parallel._recompute import AUTO
 from sfpo_jax.parallel._reduction import reduced_beside
 from sfpo_jax.parallel._sharding import (
     Axes,
@@ -30,7 +31,6 @@ from sfpo_jax.parallel._sharding import (
     make_layout,
 )
 from sfpo_jax.parallel._step import (
-    AUTO,
     Step,
     TrainState,
     average,

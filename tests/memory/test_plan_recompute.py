@@ -15,7 +15,7 @@ from tests.memory import recompute_models as models
 from tests.memory.programs import needs_gpu_compiler
 
 MB = 10**6
-CPU = {"compiler": "cpu"}
+CPU: Any = {"compiler": "cpu"}
 ROWS = 2 * models.ROWS
 # Bytes of a layer's values, and FLOPs where they are made again.
 HIDDEN, BLOCK = 4 * ROWS * 128, 4 * ROWS * models.WIDTH
@@ -103,11 +103,12 @@ def test_auto_plans_when_the_first_batch_comes(
     middle: sfpo.RecomputePlan, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parents[1]))
-    step, state, batch = models.layered_step(recompute="auto", budget="13.5MB")
+    made: Any = models.layered_step(recompute="auto", budget="13.5MB")
+    step, state, batch = made
     assert step.recompute_plan is None
     traced = step.trace(state, batch)
-    assert step.recompute_plan.keep == middle.keep
-    assert step.recompute_plan.total_bytes == middle.total_bytes
+    plan = step.recompute_plan
+    assert plan.keep == middle.keep and plan.total_bytes == middle.total_bytes
     # What runs is what was planned.
     planned = middle.apply(models.layered_step()[0]).trace(state, batch)
     assert str(traced.jaxpr) == str(planned.jaxpr)
