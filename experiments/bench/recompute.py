@@ -120,6 +120,9 @@ def measure(case: Case, options: Options, save: Any) -> Row:
         "bounds": [list(bound) for bound in case.bounds],
         "answers": [],
     }
+    if case.whole is not None:
+        whole = compiled(case, case.whole)
+        row["whole"] = {"bytes": whole.total_bytes, "flops": whole.flops}
     sizes = targets(case, kept.total_bytes, blocks.total_bytes, options.budgets)
     for budget in sizes:
         row["answers"].append(answer(case, budget))

@@ -34,14 +34,21 @@ def markdown(rows: Mapping[str, Row]) -> str:
         lines.append(
             f"| {row['title']}: all kept | | | {kept['bytes'] / _GB:.2f} | | | | |"
         )
-        lines.append(
-            f"| `jax.checkpoint` around each block | | | {blocks['bytes'] / _GB:.2f} "
-            f"| {blocks['bytes'] / kept['bytes'] - 1:+.0%} "
-            f"| {extra(row, blocks['flops']):+.1%} | | |"
-        )
+        lines.append(_usual(row, "`jax.checkpoint` around each block", blocks))
+        if "whole" in row:
+            name = "one checkpoint around all, what blocks return kept"
+            lines.append(_usual(row, name, row["whole"]))
         answers = sorted(row["answers"], key=lambda answer: answer["budget_bytes"])
         lines += [_answer(row, answer) for answer in answers]
     return "\n".join(lines) + "\n"
+
+
+def _usual(row: Row, name: str, found: Row) -> str:
+    share = found["bytes"] / row["kept"]["bytes"] - 1
+    return (
+        f"| {name} | | | {found['bytes'] / _GB:.2f} | {share:+.0%} "
+        f"| {extra(row, found['flops']):+.1%} | | |"
+    )
 
 
 def _answer(row: Row, answer: Row) -> str:
