@@ -1,5 +1,6 @@
 """What the command of every experiment does: train, go on, report."""
 
+import dataclasses
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from experiments.output import RunFolder, open_folder
 from experiments.progress import RunProgress
 from experiments.resume import load_run_config
 from experiments.run import Run
+from experiments.watch import Watch
 from sfpo_jax.memory import BudgetError
 from sfpo_jax.parallel import current_hosts
 from sfpo_jax.training import (
@@ -135,15 +137,17 @@ def _train_one(
     stop: Stop,
 ) -> Result:
     with folder.store(contender.name) as store:
+        before = [r for result in folder.results.values() for r in result.records]
+        watch = Watch(dataclasses.asdict(run.config), before)
 
         def keep(record: Record) -> None:
             store.record(record)
             progress.show(record)
+            for finding in watch.see(record):
+                progress.note(finding)
 
         progress.begin(contender.name, max(store.checkpoints.steps(), default=0))
-        return run.start(
-            contender, keep, on_plan=progress.planned, store=store, stop=stop
-        )
+        return run.start(contender, keep, on_plan=progress.note, store=store, stop=stop)
 
 
 def _write_report(

@@ -14,7 +14,6 @@ from rich.progress import (
 )
 
 from experiments.contender import Record
-from sfpo_jax import RecomputePlan
 
 
 class RunProgress:
@@ -69,9 +68,9 @@ class RunProgress:
         else:
             self._line(name, done, "compiling")
 
-    def planned(self, plan: RecomputePlan) -> None:
-        """Shows what a step computes again."""
-        self._console.print(f"{plan}\n", highlight=False, markup=False, soft_wrap=True)
+    def note(self, text: object) -> None:
+        """Shows what a step computes again, or a fault that was found."""
+        self._console.print(f"{text}\n", highlight=False, markup=False, soft_wrap=True)
 
     def finished(self, name: str, accuracy: float) -> None:
         """A contender was finished before the run was stopped."""
