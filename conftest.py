@@ -13,9 +13,9 @@ from hypothesis import settings
 # after this file; a caller who already set one keeps their own number. They go into the
 # environment, and the platform with them, so that programs started by tests agree.
 _FLAGS = {
-    "--xla_force_host_platform_device_count": 8,
+    "--xla_force_host_platform_device_count": "8",
     # A test's program runs for milliseconds: what compiles faster is faster.
-    "--xla_backend_optimization_level": 0,
+    "--xla_backend_optimization_level": "0",
 }
 if jax.__version_info__ < (0, 11):
     # They take three quarters of the time; later versions know no others.

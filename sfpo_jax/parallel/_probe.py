@@ -103,7 +103,8 @@ def _averaging(mesh: Mesh, axis: str, method: Method, size: int) -> Callable[[],
     def program(x: jax.Array, state: Any) -> Any:
         if method.is_masked:
             masking = sparsify(_SPARSITY)
-            x, _ = masking.update(x, masking.init(x))
+            masked: Any = masking.update(x, masking.init(x))[0]
+            x = masked
         return tx.update(x.reshape(shape), state)
 
     update = _on_devices(mesh, program, donate=(1,))
