@@ -44,10 +44,10 @@ def test_a_new_adapter_changes_nothing_and_a_merged_one_computes_the_same() -> N
     # Their places are not taken twice.
     with pytest.raises(ValueError, match=r"`match` must be found .* 'hidden'.*last"):
         lora.attach(net, 2, match="hidden", rngs=nnx.Rngs(1))
-    for layer in net.hidden:
-        b = layer.lora_b
-        b[...] = jax.random.normal(jax.random.key(2), b.shape)
-    a, b = net.hidden[0].lora_a[...], net.hidden[0].lora_b[...]
+    hidden: Any = net.hidden  # of adapters now
+    for layer in hidden:
+        layer.lora_b[...] = jax.random.normal(jax.random.key(2), layer.lora_b.shape)
+    a, b = hidden[0].lora_a[...], hidden[0].lora_b[...]
     wanted = net(X)
     assert float(jnp.abs(wanted - before).max()) > 0.1
     assert lora.merge(net) == 2

@@ -1,6 +1,7 @@
 """Tables of text: TSV and CSV with a line of names, and Parquet."""
 
 import csv
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,8 @@ def parquet_column(path: Path, name: str) -> Iterator[Any]:
       ValueError: pyarrow is missing, the file cannot be read, or lacks the column.
     """
     try:
-        import pyarrow
-        from pyarrow import parquet
+        pyarrow = importlib.import_module("pyarrow")
+        parquet = importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise ValueError(
             f"`data.source` needs the package pyarrow for '{path}', which is not "

@@ -142,6 +142,7 @@ def test_the_stack_is_tested_as_the_model_is(tiny: list[str]) -> None:
     task, windows = run.task, run.tests()[0]
     windows[-1] = -1  # a row of PADDING
     plain = task.test(task.init(0), windows)
+    assert task.layered is not None
     layered = task.layered.test(task.layered.init(0), windows)
     np.testing.assert_allclose(layered, plain, rtol=1e-6)
     assert plain[2] == (len(windows) - 1) * 8
