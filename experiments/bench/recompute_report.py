@@ -78,13 +78,10 @@ def broken(rows: Mapping[str, Row]) -> list[str]:
                 found.append(f"{size} takes {answer['total_bytes'] / _GB:.2f} GB")
             if answer["compilations"] >= 5:
                 found.append(f"{size} took {answer['compilations']} compilations")
-            saved = 1 - answer["budget_bytes"] / row["kept"]["bytes"]
             for share, most in row["bounds"]:
-                if (
-                    saved > share - 1e-6
-                    and share > 0.5
-                    and answer["extra_share"] > most
-                ):
+                promised = round((1 - share) * row["kept"]["bytes"])
+                is_over = answer["extra_share"] > most
+                if answer["budget_bytes"] == promised and is_over:
                     found.append(f"{size} costs {answer['extra_share']:+.1%} FLOPs")
             is_at_blocks = answer["budget_bytes"] == row["blocks"]["bytes"]
             blocks = extra(row, row["blocks"]["flops"])
