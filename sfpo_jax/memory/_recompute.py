@@ -139,7 +139,8 @@ class _Search:
             margin = problem.margin if len(self._plans) == 1 else 0.0
             answer = self._solve(memory, (1 - margin) * self._limit)
             is_last = len(self._plans) == _COMPILATIONS - 1
-            if is_last and not self._plans[best][1].fits:
+            is_stuck = answer is not None and answer[0] in self._plans
+            if (is_last or is_stuck) and not self._plans[best][1].fits:
                 answer = None  # whether anything fits is worth more than a guess
             choice, predicted = answer or self._solve(memory, None)
             if choice in self._plans or not self._is_better(choice, best):
