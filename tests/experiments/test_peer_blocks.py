@@ -1,6 +1,7 @@
 """The blocks of ViT and GPT against those of transformers, on random weights."""
 
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -42,7 +43,7 @@ def by_head(parts: list[np.ndarray]) -> np.ndarray:
 @pytest.mark.parametrize(("name", "places"), [("vit", VIT), ("gpt", GPT)])
 def test_a_block_computes_what_the_peers_does(name: str, places: dict) -> None:
     held = load_file(PEER)
-    sizes = {"width": 16, "heads": 2, "mlp_width": 32}
+    sizes: dict[str, Any] = {"width": 16, "heads": 2, "mlp_width": 32}
     if name == "vit":
         config = ViTConfig(image_size=8, patch_size=4, **sizes)
     else:
