@@ -206,7 +206,9 @@ def test_differences_are_paired_by_seed() -> None:
     assert "| other | 0.1 |" in markdown(summarize(outcomes))
 
 
-@pytest.mark.parametrize("name", ["SFPO", "sparsify alone, AdamW"])
+@pytest.mark.parametrize(
+    "name", ["SFPO", pytest.param("sparsify alone, AdamW", marks=pytest.mark.full)]
+)
 def test_a_real_run(tmp_path: Path, name: str) -> None:
     base = build(TextConfig, {"train": {"steps": 20, "evaluate_every": 20}}, base=TINY)
     results = convergence.Results(tmp_path / "study.json", {"text": base})

@@ -12,6 +12,7 @@ import pytest
 
 from experiments import resnet50
 from experiments.progress import RunProgress
+from experiments.run_log import TIMED
 from sfpo_jax.training import Fit, Record, fit
 
 pytestmark = pytest.mark.usefixtures("standard_promotion", "compile_once")
@@ -42,6 +43,7 @@ def tiny(tmp_path: Path) -> list[str]:
     return [f"--{key}={value}" for key, value in values.items()]
 
 
+@pytest.mark.full
 def test_a_stopped_run_goes_on_with_its_statistics(
     tmp_path: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,7 +70,7 @@ def test_a_stopped_run_goes_on_with_its_statistics(
 
     def records(folder: Path) -> list[dict[str, Any]]:
         lines = (folder / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(x) | {"step_ms": 0} for x in lines]
+        return [json.loads(x) | dict.fromkeys(TIMED, 0) for x in lines]
 
     assert records(broken) == records(whole)
     end, _, resumed = ends

@@ -187,6 +187,7 @@ def test_what_ends_a_run_is_said_in_one_line(
     assert vit_l.main([f"--train.resume={only_run(tmp_path)}"]) == 1
 
 
+@pytest.mark.full
 def test_two_nodes_with_an_automatic_freeze(tiny: list[str]) -> None:
     options = ["--communication.compression.warmup=auto", "--train.steps=10"]
     argv = [*tiny, *options, "--parallel.mesh.node=2"]
@@ -201,6 +202,7 @@ def test_two_nodes_with_an_automatic_freeze(tiny: list[str]) -> None:
     assert 8 * result.wire_bytes[0] / result.parameters > 80
 
 
+@pytest.mark.full
 def test_products_shared_by_two_devices_train_as_whole_ones(tiny: list[str]) -> None:
     """Node, data and operator level together; a sequence has five tokens."""
     losses = []

@@ -233,7 +233,7 @@ def test_shapes_alone_tell_the_state_and_lower_the_step(onebit: Any) -> None:
         assert told.sharding.is_equivalent_to(made.sharding, made.ndim)
     batch = {"x": jax.ShapeDtypeStruct((16, 40), jnp.float32)}
     assert onebit.lower(shapes, batch).as_text() == (
-        onebit._jitted.lower(state, onebit.shard_batch(batch_of(0))).as_text()
+        onebit._jitted.lower(state, onebit.shard_batch(batch_of(0)), None).as_text()
     )
     with pytest.raises(ValueError, match="a multiple of 8"):
         onebit.lower(shapes, {"x": jax.ShapeDtypeStruct((12, 40), jnp.float32)})

@@ -148,7 +148,8 @@ def run(folder: Path) -> int:
     }
     state = step.init(params, jax.random.key(2), jnp.zeros(64))
 
-    def evaluate(params: Any) -> dict[str, float] | None:
+    def evaluate(params: Any, model_state: Any) -> dict[str, float] | None:
+        del model_state
         reach("test", tape.done)
         if stop.requested:
             return None
