@@ -93,7 +93,7 @@ class RunLog(Monitor):
         # As many as are looked at again: they go into every checkpoint.
         self.waits = deque[float](maxlen=self._every)
         self._vitals: Vitals | None = None
-        self._measured: Any = None
+        self._measured: dict[int, Any] = {}  # by step, until it is done
         self.losses = deque[float](maxlen=max(self._every, train.steps // 20))
         self.durations = deque[float](maxlen=min(1000, max(1, train.steps // 2)))
         self.records: list[Record] = []
@@ -115,7 +115,8 @@ class RunLog(Monitor):
         is_due = done % self._every == 0 or done == self._steps
         if self._vitals is not None and done % self._every == 0:
             # Read when the step is done: it must not be waited for now.
-            self._measured = self._vitals.measure(state.params, state.opt_state)
+            measured = self._vitals.measure(state.params, state.opt_state)
+            self._measured[done] = measured
         if self.freeze is not None or not is_due:
             return
         # The layered step has a state for each stack, all with the same freeze.
@@ -146,15 +147,16 @@ class RunLog(Monitor):
                 "input_ms": 1e3 * median(self.waits),
                 "skipped": int(metrics["skipped"]),
                 "is_compressed": is_compressed and len(self._wire_bytes) > 1,
-                **self._health(),
+                **self._health(done),
             }
         )
 
-    def _health(self) -> Record:
-        """What `tuning.diagnose` looks at, of the step that was measured."""
-        if self._vitals is None or self._measured is None:
+    def _health(self, done: int) -> Record:
+        """What `tuning.diagnose` looks at, of step `done`."""
+        if self._vitals is None:
             return {}
-        found, self._measured = self._vitals.read(self._measured), None
+        # The step after it is on its way, and may have been measured as well.
+        found = self._vitals.read(self._measured.pop(done))
         share = memory_share()
         return found if share is None else found | {"memory_share": share}
 

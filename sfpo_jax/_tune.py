@@ -7,6 +7,8 @@ from pathlib import Path
 from sfpo_jax.memory import (
     DEVICES,
     BatchMemory,
+    CompileError,
+    MissingCompilerError,
     find_device,
     load_target,
     measure_batch,
@@ -83,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
             extension=options.extension,
             name=options.config,
         )
-    except ValueError as error:
+    except (ValueError, CompileError, MissingCompilerError) as error:
         return _fail(str(error))
     devices = f"{options.cards} x {options.device}"
     given = f"{options.base_cards} device" + "s" * (options.base_cards > 1)

@@ -33,7 +33,7 @@ def plan_recompute(
 
     Of the values that the model names, it keeps those that save the most arithmetic
     within the budget, each layer's for itself: named values are counted in the order
-    of the program. The choice is the exact optimum of a linear program over their
+    of the program. The choice is the optimum of an integer program over their
     bytes and the FLOPs that depend on them; the program is then compiled, and the
     prediction corrected by what it took, in at most four compilations.
 

@@ -22,12 +22,13 @@ from sfpo_jax.parallel._clipping import check_max_norm, clip_scale
 from sfpo_jax.parallel._layered_model import LayeredModel, depth_of
 from sfpo_jax.parallel._layered_pass import LayeredPass
 from sfpo_jax.parallel._layered_update import LayeredOptState, LayeredUpdate
+from sfpo_jax.parallel._leafwise import average, next_step
 from sfpo_jax.parallel._mixing import check_unmixed
 from sfpo_jax.parallel._recompute import AUTO
 from sfpo_jax.parallel._reduction import reduced_beside
 from sfpo_jax.parallel._sharding import Axes, Kind, Layout, check_shard, make_layout
 from sfpo_jax.parallel._stack_pass import Recompute, Runs
-from sfpo_jax.parallel._step import Step, TrainState, average, next_step
+from sfpo_jax.parallel._step import Step, TrainState
 from sfpo_jax.parallel._unit_update import UnitUpdate, wide_shapes
 from sfpo_jax.transforms import make_rounding
 

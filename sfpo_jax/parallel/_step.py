@@ -7,13 +7,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sfpo_jax.collectives import Transfer, axis_mean, transfers, wire_bytes
+from sfpo_jax.collectives import Transfer, transfers, wire_bytes
 from sfpo_jax.memory import RecomputePlan
 from sfpo_jax.parallel._agreement import make_check
 from sfpo_jax.parallel._batch import place_batch, whole_shape
@@ -376,16 +374,6 @@ def overlap_options(mesh: Mesh, stages: int) -> dict[str, Any] | None:
     }
 
 
-def rank_mean(x: jax.Array, axes: Axes, ranks: int) -> jax.Array:
-    """The mean of a scalar over the ranks along some axes."""
-    return lax.psum(x, axes) / ranks if axes else x
-
-
-def next_step(step: jax.Array) -> jax.Array:
-    """step + 1, staying at the largest int32."""
-    return jnp.asarray(optax.safe_increment(step))
-
-
 def check_given(name: str, value: Any, is_wanted: bool) -> None:
     """Raises ValueError where an argument of `init` is missing or not used."""
     if is_wanted and value is None:
@@ -394,39 +382,6 @@ def check_given(name: str, value: Any, is_wanted: bool) -> None:
         )
     if not is_wanted and value is not None:
         raise ValueError(f"`{name}` is not used: make the step with has_{name}=True.")
-
-
-def choose(condition: jax.Array, new: Any, old: Any) -> Any:
-    """`new` where the condition holds, else `old`, leaf by leaf."""
-    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
-
-
-def where(condition: jax.Array, make: Callable[[], Any], old: Any) -> Any:
-    """What `make` returns where the condition holds, else `old`.
-
-    The condition is alike on all ranks. On a CPU it is a branch: in a loop whose carry
-    holds `old`, stacked, XLA's CPU compiler would otherwise fuse reads of one stack
-    into writes of another, and copy them all in each turn. On a GPU it is a choice
-    entry by entry, which fuses with the update and never waits for the host.
-    """
-
-    def branch() -> Any:
-        return lax.cond(condition, make, lambda: old)
-
-    def entries() -> Any:
-        return choose(condition, make(), old)
-
-    return lax.platform_dependent(cpu=branch, default=entries)
-
-
-def average(tree: Any, axes: Axes) -> Any:
-    """Means of the floating leaves over the ranks; the others as they are."""
-    leaves, treedef = jax.tree.flatten(tree)
-    places = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
-    means = axis_mean([leaves[i] for i in places], axes)
-    for place, mean in zip(places, means, strict=True):
-        leaves[place] = mean
-    return treedef.unflatten(leaves)
 
 
 def _replicated(tree: Any, mesh: Mesh) -> Any:

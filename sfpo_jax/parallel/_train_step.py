@@ -19,6 +19,7 @@ from jax.sharding import Mesh, PartitionSpec
 from sfpo_jax._validate import check_at_least
 from sfpo_jax.memory import Keep, recomputed
 from sfpo_jax.parallel._clipping import check_max_norm, clip_scale, scaled
+from sfpo_jax.parallel._leafwise import average, choose, next_step, rank_mean
 from sfpo_jax.parallel._loss import LossFn, loss_and_grads
 from sfpo_jax.parallel._mixing import check_unmixed
 from sfpo_jax.parallel._recompute import AUTO
@@ -30,15 +31,7 @@ from sfpo_jax.parallel._sharding import (
     check_shard,
     make_layout,
 )
-from sfpo_jax.parallel._step import (
-    Step,
-    TrainState,
-    average,
-    check_given,
-    choose,
-    next_step,
-    rank_mean,
-)
+from sfpo_jax.parallel._step import Step, TrainState, check_given
 from sfpo_jax.transforms import apply_gradients
 
 

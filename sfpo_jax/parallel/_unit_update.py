@@ -9,9 +9,9 @@ import optax
 
 from sfpo_jax.collectives import is_float, widen
 from sfpo_jax.parallel._clipping import scaled
+from sfpo_jax.parallel._leafwise import rank_mean, where
 from sfpo_jax.parallel._sharding import Axes, Layout
 from sfpo_jax.parallel._stack_pass import wide_dtype
-from sfpo_jax.parallel._step import rank_mean, where
 from sfpo_jax.transforms import Phase, Rounding, StagedTransformation
 
 

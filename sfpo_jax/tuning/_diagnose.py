@@ -196,7 +196,8 @@ def _residual(run: _Run) -> Finding | None:
 
 def _variance(run: _Run) -> Finding | None:
     freeze = run.freeze
-    refresh = run.option("communication.compression.refresh_every", "none")
+    refresh = run.option("communication.compression.refresh_every")
+    # Without a configuration nothing says that the variance is not refreshed.
     if freeze is None or refresh != "none":
         return None
     at, variance = run.series("variance")

@@ -1,7 +1,9 @@
 """`python -m experiments.bert_large`: pretraining, classification, adapters."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -157,18 +159,13 @@ def test_what_cannot_run_ends_in_one_line(
     tmp_path: Path,
     tiny: list[str],
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Callable[[ModuleType, list[str]], str],
     options: list[str],
     words: list[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     Path("one.tsv").write_text("label\ttext\n1\ta\n1\tb\n")
-    with pytest.raises(SystemExit) as stop:
-        bert_large.main([*tiny, *options])
-    assert stop.value.code == 2
-    message = capsys.readouterr().err
-    assert message.startswith("python -m experiments.bert_large: ")
-    assert message.count("\n") == 1
+    message = refused(bert_large, [*tiny, *options])
     for word in words:
         assert word in message, message

@@ -1,9 +1,9 @@
 """The GPT by the plain and the layered step, and its full size from shapes alone."""
 
 import json
-import os
-import signal
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -13,11 +13,9 @@ import pytest
 
 import sfpo_jax as sfpo
 from experiments import gpt3_13b
-from experiments.progress import RunProgress
 from experiments.run import DENSE
-from experiments.run_log import TIMED
 from experiments.text_run import TextConfig, prepare_text
-from sfpo_jax.training import Fit, Record, fit, load_config
+from sfpo_jax.training import load_config
 
 pytestmark = pytest.mark.usefixtures("standard_promotion", "compile_once")
 
@@ -78,7 +76,7 @@ def test_the_layered_step_trains_as_the_plain_one_does(
 
 
 def test_a_stopped_layered_run_goes_on_to_the_last_bit(
-    tmp_path: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+    tiny: list[str], stopped_and_resumed: Callable[..., Any]
 ) -> None:
     argv = [
         *tiny,
@@ -87,33 +85,12 @@ def test_a_stopped_layered_run_goes_on_to_the_last_bit(
         "--model.dropout=0.1",
         "--train.compare=false",
     ]
-    ends, show = [], RunProgress.show
-
-    def fit_and_keep(*arguments: Any, **named: Any) -> Fit:
-        done = fit(*arguments, **named)
-        ends.append(jax.device_get((done.state.params, done.state.opt_state)))
-        return done
-
-    def show_and_stop(progress: RunProgress, record: Record) -> None:
-        show(progress, record)
-        if record["step"] == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr("experiments.contender.fit", fit_and_keep)
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert gpt3_13b.main([*argv, f"--train.folder={whole}"]) == 0
-    with monkeypatch.context() as patch:
-        patch.setattr(RunProgress, "show", show_and_stop)
-        assert gpt3_13b.main([*argv, f"--train.folder={broken}"]) == 0
-    assert not (broken / "report.md").exists()
-    assert gpt3_13b.main([f"--train.resume={broken}"]) == 0
-
-    found, wanted = records(broken), records(whole)
-    for record in (*found, *wanted):
-        for name in TIMED:
-            record.pop(name, None)
-    assert found == wanted
-    end, _, resumed = (jax.tree.leaves(tree) for tree in ends)
+    whole, broken = stopped_and_resumed(gpt3_13b, argv)
+    assert broken.records == whole.records
+    end, resumed = (
+        jax.tree.leaves((run.state.params, run.state.opt_state))
+        for run in (whole, broken)
+    )
     assert [x.tobytes() for x in end] == [x.tobytes() for x in resumed]
 
 
@@ -184,18 +161,13 @@ def test_what_cannot_run_ends_in_one_line(
     tmp_path: Path,
     tiny: list[str],
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Callable[[ModuleType, list[str]], str],
     options: list[str],
     words: list[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("groups.yaml").write_text("optimizer: {groups: [{match: head}]}\n")
-    with pytest.raises(SystemExit) as stop:
-        gpt3_13b.main([*tiny, *options])
-    assert stop.value.code == 2
-    message = capsys.readouterr().err
-    assert message.startswith("python -m experiments.gpt3_13b: ")
-    assert message.count("\n") == 1
+    message = refused(gpt3_13b, [*tiny, *options])
     for word in words:
         assert word in message, message
 

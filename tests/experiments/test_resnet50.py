@@ -1,9 +1,8 @@
 """`python -m experiments.resnet50` from the command line to the files it leaves."""
 
-import json
-import os
-import signal
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -11,9 +10,6 @@ import numpy as np
 import pytest
 
 from experiments import resnet50
-from experiments.progress import RunProgress
-from experiments.run_log import TIMED
-from sfpo_jax.training import Fit, Record, fit
 
 pytestmark = pytest.mark.usefixtures("standard_promotion", "compile_once")
 
@@ -45,41 +41,17 @@ def tiny(tmp_path: Path) -> list[str]:
 
 @pytest.mark.full
 def test_a_stopped_run_goes_on_with_its_statistics(
-    tmp_path: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+    tiny: list[str], stopped_and_resumed: Callable[..., Any]
 ) -> None:
-    ends, show = [], RunProgress.show
-
-    def fit_and_keep(*arguments: Any, **named: Any) -> Fit:
-        done = fit(*arguments, **named)
-        ends.append(jax.device_get(done.state))
-        return done
-
-    def show_and_stop(progress: RunProgress, record: Record) -> None:
-        show(progress, record)
-        if record["step"] == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr("experiments.contender.fit", fit_and_keep)
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert resnet50.main([*tiny, f"--train.folder={whole}"]) == 0
-    with monkeypatch.context() as patch:
-        patch.setattr(RunProgress, "show", show_and_stop)
-        assert resnet50.main([*tiny, f"--train.folder={broken}"]) == 0
-    assert not (broken / "report.md").exists()
-    assert resnet50.main([f"--train.resume={broken}"]) == 0
-
-    def records(folder: Path) -> list[dict[str, Any]]:
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(x) | dict.fromkeys(TIMED, 0) for x in lines]
-
-    assert records(broken) == records(whole)
-    end, _, resumed = ends
-    for found, wanted in zip(*map(jax.tree.leaves, (resumed, end)), strict=True):
+    whole, broken = stopped_and_resumed(resnet50, tiny)
+    assert broken.records == whole.records
+    leaves = map(jax.tree.leaves, (broken.state, whole.state))
+    for found, wanted in zip(*leaves, strict=True):
         assert np.array_equal(found, wanted)
     # The statistics have moved, and the test has them.
-    norm = end.model_state["stem"]["norm"]
+    norm = whole.state.model_state["stem"]["norm"]
     assert norm["mean"][...].any() and (norm["var"][...] != 1).all()
-    assert (whole / "report.md").exists()
+    assert (whole.folder / "report.md").exists()
 
 
 @pytest.mark.parametrize(
@@ -97,18 +69,13 @@ def test_what_cannot_run_ends_in_one_line(
     tmp_path: Path,
     tiny: list[str],
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Callable[[ModuleType, list[str]], str],
     options: list[str],
     words: list[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     np.savez("one.npz", images=np.zeros((9, 8, 8), np.uint8), labels=np.zeros(9, int))
-    with pytest.raises(SystemExit) as stop:
-        resnet50.main([*tiny, *options])
-    assert stop.value.code == 2
-    message = capsys.readouterr().err
-    assert message.startswith("python -m experiments.resnet50: ")
-    assert message.count("\n") == 1
+    message = refused(resnet50, [*tiny, *options])
     for word in words:
         assert word in message, message
