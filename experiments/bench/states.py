@@ -6,8 +6,9 @@ Trains the small ViT on digits and the small GPT on the standard library's text:
 in float32 against `adamw8bit`, and on text against the configuration that GPT-3 13B is
 planned with (bfloat16 arithmetic and weights, stochastic rounding or an error term, an
 int8 first and a factored second moment, layered step, exact clipping). Same seeds,
-parameters, batches and learning rate; one CPU device. Writes JSON after every run and
-goes on where it was stopped.
+parameters, batches and learning rate; one CPU device. How far two runs of float32 part
+by rounding alone is measured beside it. Writes JSON after every run and goes on where it
+was stopped.
 """
 
 import dataclasses
@@ -29,6 +30,9 @@ from sfpo_jax.training import ConfigError, build, exit_on_config_error, load_con
 
 PROGRAM = "python -m experiments.bench.states"
 DENSE = "AdamW, float32"
+# The same method with the learning rate changed in its seventh digit: what two runs of
+# float32 differ by when they differ in rounding alone.
+TWIN = "AdamW, float32, rate in its 7th digit"
 Changes = Mapping[str, Any]
 
 _ONE_DEVICE: Changes = {
@@ -48,12 +52,22 @@ class TaskCase(NamedTuple):
     contenders: Mapping[str, Changes]
 
 
+
+
+def _twin(rate: float) -> Changes:
+    return {"optimizer": {"learning_rate": rate * (1 + 5e-7)}}
+
+
 _8BIT = {"gradient_release": False, "mu_dtype": "int8", "nu_dtype": "int8"}
 TASKS = {
     "image": TaskCase(
         build(Config, _ONE_DEVICE),
         prepare,
-        {DENSE: {}, "adamw8bit": {"memory": _8BIT}},
+        {
+            DENSE: {},
+            TWIN: _twin(Config().optimizer.learning_rate),
+            "adamw8bit": {"memory": _8BIT},
+        },
     ),
     "text": TaskCase(
         build(
@@ -68,6 +82,7 @@ TASKS = {
         prepare_text,
         {
             DENSE: {},
+            TWIN: _twin(SMALL.optimizer.learning_rate),
             "adamw8bit": {"memory": _8BIT},
             "as GPT-3 13B, stochastic rounding": {
                 **_HALF,
