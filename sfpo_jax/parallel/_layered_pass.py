@@ -10,6 +10,7 @@ from jax import lax
 
 from sfpo_jax.memory import Recorder
 from sfpo_jax.parallel._layered_model import LayeredModel
+from sfpo_jax.parallel._offload import to_device, to_memory_of
 from sfpo_jax.parallel._sharding import Layout
 from sfpo_jax.parallel._stack_pass import (
     Consume,
@@ -88,6 +89,7 @@ class LayeredPass(NamedTuple):
       recompute: what layers compute again, of all stacks or by their names; or what
         learns of it.
       ahead: layers whose weights are fetched before they are needed.
+      offload: keep what the forward pass saves of layers in the host's memory.
     """
 
     model: LayeredModel
@@ -97,6 +99,7 @@ class LayeredPass(NamedTuple):
     microbatches: int
     recompute: Recompute | Runs | Mapping[str, Recompute | Runs] | Recorder
     ahead: int
+    offload: bool = False
 
     def _recompute_of(self, name: str) -> Recompute | Runs:
         if isinstance(self.recompute, Recorder):
@@ -142,6 +145,7 @@ class LayeredPass(NamedTuple):
                 functools.partial(fetch, self.layers[name]),
                 self.ahead,
                 self._learn(name),
+                self.offload,
             )
             own = None if keys is None else keys[:, start : start + depth]
             stack = model.by_name(params["layers"])[name]
@@ -187,14 +191,16 @@ def fetch(layout: Layout, stack: Any, index: jax.Array) -> Any:
 
 
 def layer_at(stack: Any, index: jax.Array) -> Any:
-    """One slice of a stack."""
+    """One slice of a stack, in the device's memory."""
     return jax.tree.map(
-        lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False), stack
+        lambda x: to_device(lax.dynamic_index_in_dim(x, index, keepdims=False)), stack
     )
 
 
 def put_layer(stack: Any, layer: Any, index: jax.Array) -> Any:
-    """The stack with one slice replaced."""
+    """The stack with one slice replaced, in the memory it lies in."""
     return jax.tree.map(
-        lambda s, x: lax.dynamic_update_index_in_dim(s, x, index, 0), stack, layer
+        lambda s, x: lax.dynamic_update_index_in_dim(s, to_memory_of(x, s), index, 0),
+        stack,
+        layer,
     )

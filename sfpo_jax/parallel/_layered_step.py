@@ -9,7 +9,7 @@ instead of their memory.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,12 @@ from sfpo_jax.parallel._layered_pass import LayeredPass
 from sfpo_jax.parallel._layered_update import LayeredOptState, LayeredUpdate
 from sfpo_jax.parallel._leafwise import average, next_step
 from sfpo_jax.parallel._mixing import check_unmixed
+from sfpo_jax.parallel._offload import (
+    Offload,
+    check_offload,
+    is_on_host,
+    offloaded,
+)
 from sfpo_jax.parallel._recompute import AUTO
 from sfpo_jax.parallel._reduction import reduced_beside
 from sfpo_jax.parallel._sharding import Axes, Kind, Layout, check_shard, make_layout
@@ -57,6 +63,7 @@ class LayeredTrainStep(Step):
         reduces: Axes | None,
         operator_specs: Any,
         budget: str | None,
+        offload: tuple[Offload, ...],
     ) -> None:
         super().__init__(
             mesh,
@@ -66,6 +73,7 @@ class LayeredTrainStep(Step):
             recompute=recompute,
             budget=budget,
             pipeline_depth=pipeline_depth,
+            offload=offload,
         )
         self._operator_specs = operator_specs
         self._model = model
@@ -75,7 +83,8 @@ class LayeredTrainStep(Step):
         self._rounding = make_rounding(rounding)
         self._shard: Kind = shard
         self._shard_axes = self._wide(shard_axes) if shard != "none" else ()
-        self._weight_prefetch = weight_prefetch if shard == "weights" else 0
+        is_far = shard == "weights" or "weights" in offload
+        self._weight_prefetch = weight_prefetch if is_far else 0
         self._pipeline_depth = pipeline_depth
         self._reduces = reduces
         # Known once parameters are seen: how they lie over the mesh, and their depths.
@@ -101,7 +110,10 @@ class LayeredTrainStep(Step):
 
         def create(params: Any, key: Any, model_state: Any) -> TrainState:
             del model_state
-            params, key = jax.tree.map(jnp.copy, (params, key))
+            params, key = jax.tree.map(
+                # What goes to the host was copied there before.
+                lambda x: x if is_on_host(x) else jnp.copy(x), (params, key)
+            )
             return TrainState(
                 params=params,
                 opt_state=make_opt(params),
@@ -153,6 +165,7 @@ class LayeredTrainStep(Step):
             self._depths,
             unit,
             self._pipeline_depth,
+            self.offload,
         )
 
     def _opt_specs(self, opt_state: LayeredOptState) -> LayeredOptState:
@@ -178,6 +191,17 @@ class LayeredTrainStep(Step):
             params=self._param_specs(), opt_state=self._opt_specs(state.opt_state)
         )
 
+    def _on_host(self, state: TrainState) -> TrainState:
+        found = super()._on_host(state)
+        if "weights" in self.offload:
+            layers = offloaded(state.params["layers"])
+            found = found._replace(params={**found.params, "layers": layers})
+        if "states" in self.offload:
+            layers = offloaded(state.opt_state.layers)
+            opt_state = found.opt_state._replace(layers=layers)
+            found = found._replace(opt_state=opt_state)
+        return found
+
     # ---- one step of one rank --------------------------------------------------
 
     def _local_step(self, state: TrainState, batch: Any, frozen: Any) -> Any:
@@ -190,6 +214,7 @@ class LayeredTrainStep(Step):
             self._microbatches,
             self._recompute,
             self._weight_prefetch,
+            "activations" in self.offload,
         )
         update = self._layered_update()
         loss, aux, back = passes.forward(state.params, batch, self._step_key(state))
@@ -235,6 +260,7 @@ def make_layered_train_step(
     pipeline_depth: int = 2,
     reduces: Axes | None = None,
     operator_specs: Any = None,
+    offload: Sequence[Offload] = (),
 ) -> LayeredTrainStep:
     r"""A training step that never holds more than one layer's gradient.
 
@@ -282,6 +308,10 @@ def make_layered_train_step(
       reduces: the axes `tx` reduces over, where tracing cannot find out.
       operator_specs: {"outer": tree, "layers": tree of one layer, or a dict of them}
         of PartitionSpecs over the axis "op", as in `make_train_step`.
+      offload: what of the layers lies in the host's memory, and comes to the device a
+        layer at a time, under the products of the layer before: "states" of the
+        optimizer, "weights", "activations" (what the forward pass saves). Arrays below
+        256 KiB a layer stay, and all that is outside the layers.
 
     Returns:
       The step: ``state = step.init(params, key)``, ``state, metrics = step(state,
@@ -336,4 +366,5 @@ def make_layered_train_step(
         pipeline_depth=pipeline_depth,
         reduces=reduces,
         operator_specs=operator_specs,
+        offload=check_offload(offload),
     )

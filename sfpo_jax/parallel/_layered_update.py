@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from sfpo_jax.parallel._layered_model import LayeredModel
 from sfpo_jax.parallel._layered_pass import Backward, Visit, layer_at, put_layer
-from sfpo_jax.parallel._pipeline import Pipeline, Stage
+from sfpo_jax.parallel._offload import Offload, is_worth, to_host
+from sfpo_jax.parallel._pipeline import Pipeline, Run, Stage
 from sfpo_jax.parallel._sharding import Layout
 from sfpo_jax.parallel._unit_update import Applied, Reduced, UnitUpdate, Verdict, wide
 from sfpo_jax.transforms import SCOPES, Phase, compresses_next, run_once
@@ -46,6 +47,7 @@ class LayeredUpdate(NamedTuple):
       depths: layers of each stack.
       unit: how one unit is.
       pipeline_depth: turns of the backward loop that an update may come late.
+      offload: what of the layers lies in the host's memory.
     """
 
     model: LayeredModel
@@ -54,15 +56,31 @@ class LayeredUpdate(NamedTuple):
     depths: Mapping[str, int]
     unit: UnitUpdate
     pipeline_depth: int
+    offload: tuple[Offload, ...] = ()
 
     def init(self, params: Any) -> LayeredOptState:
         """States of what this rank updates; inside `shard_map`."""
         stacks = {
-            name: jax.vmap(functools.partial(self.unit.init, self.layers[name]))(stack)
+            name: self._init_stack(self.layers[name], self.depths[name], stack)
             for name, stack in self.model.by_name(params["layers"]).items()
         }
         outer = self.unit.init(self.outer, params["outer"])
         return LayeredOptState(outer, self.model.join(stacks))
+
+    def _init_stack(self, layout: Layout, depth: int, stack: Any) -> Any:
+        if not self.offload:
+            return jax.vmap(functools.partial(self.unit.init, layout))(stack)
+
+        # One by one: all at once the states may be more than the device holds.
+        def one(index: jax.Array) -> Any:
+            state = self.unit.init(layout, layer_at(stack, index))
+            if "states" not in self.offload:
+                return state
+            return jax.tree.map(
+                lambda x: to_host(x) if is_worth(x.shape, x.dtype) else x, state
+            )
+
+        return jax.lax.map(one, jnp.arange(depth))
 
     def square(self, params: Any, back: Backward) -> jax.Array:
         """Squared norm of all gradients, by a backward pass; a mean over the ranks."""
@@ -139,6 +157,7 @@ class LayeredUpdate(NamedTuple):
                 ),
                 lambda carry, index, old, new: carry.write(name, index, old, new),
                 self.pipeline_depth,
+                functools.partial(self._enter, name),
             )
 
             def use(index: jax.Array, grads: Any, carry: _Carry) -> _Carry:
@@ -203,12 +222,35 @@ class LayeredUpdate(NamedTuple):
             del index
             return None, layer._replace(params=layout.kept(own))
 
-        return [
+        fetched = self._fetched
+        stages = [
             Stage(reduce, bool(layout.holders or unit.dense)),
             Stage(send, unit.exchanges and phase is not None),
-            Stage(receive, unit.exchanges),
+            Stage(receive, unit.exchanges or bool(fetched)),
             Stage(keep, layout.kind == "states"),
         ]
+        if not fetched:
+            return stages
+        *first, last = stages
+        return [
+            *(s._replace(run=_travelling(s.run, fetched, False)) for s in first),
+            last._replace(run=_travelling(last.run, fetched, True)),
+        ]
+
+    @property
+    def _fetched(self) -> tuple[str, ...]:
+        """Fields of a layer that come from the host before its update, and go back."""
+        fields = {"weights": "params", "states": "state"}
+        return tuple(fields[name] for name in self.offload if name in fields)
+
+    def _enter(self, name: str, carry: "_Carry", index: jax.Array, grads: Any) -> Any:
+        """The gradient, and what of its layer comes from the host meanwhile."""
+        if not self._fetched:
+            return grads
+        layer = _Layer(
+            layer_at(carry.params[name], index), layer_at(carry.states[name], index)
+        )
+        return grads, tuple(getattr(layer, field) for field in self._fetched)
 
 
 class _Layer(NamedTuple):
@@ -217,6 +259,24 @@ class _Layer(NamedTuple):
     params: Any
     state: Any
     done: tuple[Applied, ...] = ()  # once its state is new
+
+
+def _travelling(run: Run, fields: tuple[str, ...], is_last: bool) -> Run:
+    """A stage of a layer some fields of which travel beside its gradient.
+
+    They are written by the last stage, once, and not by those before.
+    """
+
+    def with_fields(index: jax.Array, value: Any, layer: _Layer) -> tuple[Any, _Layer]:
+        value, parts = value
+        held = layer._replace(**dict(zip(fields, parts, strict=True)))
+        value, new = run(index, value, held)
+        if is_last:
+            return value, new
+        parts = tuple(getattr(new, field) for field in fields)
+        return (value, parts), new._replace(**{f: getattr(layer, f) for f in fields})
+
+    return with_fields
 
 
 class _Carry(NamedTuple):

@@ -40,6 +40,8 @@ class Pipeline:
         transfers; one beside it may cost a copy of the stack.
       write: (carry, layer number, that as it was, new) -> carry.
       depth: at most so many turns after the one that made the gradient; 0: in that.
+      enter: (carry as the turn began, layer number, gradient) -> what the first stage
+        takes; it is in the turn that makes the gradient.
 
     Attributes:
       turns: the turns it takes, no more than there are stages that send.
@@ -51,8 +53,9 @@ class Pipeline:
         read: Callable[[Any, Any, jax.Array], Any],
         write: Callable[[Any, jax.Array, Any, Any], Any],
         depth: int,
+        enter: Callable[[Any, jax.Array, Any], Any] = lambda carry, index, grads: grads,
     ) -> None:
-        self._read, self._write = read, write
+        self._read, self._write, self._enter = read, write, enter
         senders = sum(stage.sends for stage in stages)
         self.turns = min(depth, senders)
         self._groups: list[list[Run]] = [[] for _ in range(max(1, self.turns))]
@@ -74,9 +77,10 @@ class Pipeline:
             of `turns` turns, in which it grows.
           carry: of the loop.
         """
+        entered = self._enter(carry, index, grads)
         if self.turns == 0:
-            return (), self._run(0, index, grads, carry, carry)[1]
-        before, moved = carry, [grads]
+            return (), self._run(0, index, entered, carry, carry)[1]
+        before, moved = carry, [entered]
         for place, value in reversed(list(enumerate(waiting))):
             value, carry = self._run(place, index + 1 + place, value, before, carry)
             if place + 1 < self.turns:

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sfpo_jax.parallel._offload import is_worth, to_device, to_host
+
 Recompute = str | Sequence[str]
 # (layers, what they compute again), from the first layer on; or what learns of it.
 Runs = Sequence[tuple[int, Recompute]]
@@ -42,6 +44,8 @@ class StackPass:
         or runs, that differ in it.
       fetch: reads, or gathers, the weights of a layer.
       ahead: layers fetched before they are needed.
+      learn: told of the block, as it is differentiated.
+      offload: keep what is saved in the host's memory.
     """
 
     def __init__(
@@ -53,12 +57,14 @@ class StackPass:
         fetch: Fetch,
         ahead: int,
         learn: Learn | None = None,
+        offload: bool = False,
     ) -> None:
         self._block, self._depth = block, depth
         self._microbatches = microbatches
         self._runs = _as_runs(recompute, depth)
         self._fetch, self._ahead = fetch, ahead
         self._learn = learn
+        self._offload = offload
         # Known once the forward pass is traced, of each run: the pullback's leaves, in
         # order, each ("layer" | "through" | "saved", place) or ("static", object).
         self._pullbacks: list[tuple[Any, list[tuple[str, Any]]]] = []
@@ -74,7 +80,7 @@ class StackPass:
             y, saved = self._each(
                 lambda part: self._apply(run, layer, *part), (x, own_keys)
             )
-            return (y, queue), saved
+            return (y, queue), [self._put_by(x) for x in saved]
 
         carry, stacked = (x, self._first(stack, [0, 1])), []
         self._pullbacks = [(None, [])] * len(self._runs)
@@ -107,27 +113,42 @@ class StackPass:
         """
         last = self._depth - 1
 
-        def body(run: int, step: jax.Array, state: Any) -> Any:
-            dx, queue, carry = state
-            index = last - step
-            layer, queue = self._take(stack(carry), queue, index, -1)
-            place = index - self._runs[run][0]
-            own = [
-                lax.dynamic_index_in_dim(s, place, keepdims=False)
+        def saved_of(run: int, index: jax.Array) -> list[jax.Array]:
+            place = jnp.maximum(index - self._runs[run][0], 0)
+            return [
+                to_device(lax.dynamic_index_in_dim(s, place, keepdims=False))
                 for s in saved.stacked[run]
             ]
-            grads, dx = self._pull(run, layer, own, saved.through, dx)
-            return dx, queue, use(index, grads, carry)
 
-        state = dx, self._first(stack(carry), [last, last - 1]), carry
+        def body(run: int, step: jax.Array, state: Any) -> Any:
+            dx, queue, fetched, carry = state
+            index = last - step
+            layer, queue = self._take(stack(carry), queue, index, -1)
+            own = fetched
+            if self._offload:
+                # The next layer's comes while this one is differentiated.
+                fetched = saved_of(run, index - 1)
+            else:
+                own = saved_of(run, index)
+            grads, dx = self._pull(run, layer, own, saved.through, dx)
+            return dx, queue, fetched, use(index, grads, carry)
+
+        state = dx, self._first(stack(carry), [last, last - 1]), [], carry
         for run, (start, stop, _) in reversed(list(enumerate(self._runs))):
             begin, end = self._depth - stop, self._depth - start
             one = functools.partial(body, run)
+            if self._offload:
+                state = (*state[:2], saved_of(run, jnp.int32(stop - 1)), state[3])
             for step in range(begin, min(lead, end)):
                 state = one(jnp.int32(step), state)
             if max(lead, begin) < end:
                 state = lax.fori_loop(max(lead, begin), end, one, state)
-        return state[0], state[2]
+        return state[0], state[3]
+
+    def _put_by(self, saved: jax.Array) -> jax.Array:
+        """What is saved of one layer, in the memory where it waits."""
+        is_far = self._offload and is_worth(saved.shape, saved.dtype)
+        return to_host(saved) if is_far else saved
 
     def _first(self, stack: Any, indices: Sequence[int]) -> tuple[Any, ...]:
         """The layers fetched before a loop begins."""

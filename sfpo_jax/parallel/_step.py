@@ -15,11 +15,13 @@ from sfpo_jax.collectives import Transfer, transfers, wire_bytes
 from sfpo_jax.memory import RecomputePlan
 from sfpo_jax.parallel._agreement import make_check
 from sfpo_jax.parallel._batch import place_batch, whole_shape
+from sfpo_jax.parallel import _offload
 from sfpo_jax.parallel._operator_split import AXIS
 from sfpo_jax.parallel._recompute import AUTO, check_budget, plan_step
 from sfpo_jax.transforms import COMPRESSED_SCOPE, WARMUP_SCOPE
 
 _PHASES = {"warmup": WARMUP_SCOPE, "compressed": COMPRESSED_SCOPE}
+_COPIES = 32  # arrays between host and device that may travel at the same time
 Axes = tuple[str, ...]
 S = TypeVar("S", bound="Step")
 
@@ -46,6 +48,7 @@ class Step(abc.ABC):
     batch_axes: Axes  # the batch is split over them
     op_axes: Axes  # ("op",) where operators are split, else ()
     frozen: Any  # what the loss reads and nobody trains, on every device; or None
+    offload: tuple[_offload.Offload, ...]  # what lies in the host's memory
 
     def __init__(
         self,
@@ -58,8 +61,10 @@ class Step(abc.ABC):
         budget: str | None,
         pipeline_depth: int = 0,
         frozen: Any = None,
+        offload: tuple[_offload.Offload, ...] = (),
     ) -> None:
         self.mesh = mesh
+        self.offload = offload
         self.frozen = _replicated(frozen, mesh)
         self.recompute_plan: RecomputePlan | None = None
         self._recompute, self._budget = recompute, check_budget(recompute, budget)
@@ -81,7 +86,9 @@ class Step(abc.ABC):
         return jax.jit(
             step,
             donate_argnums=0,
-            compiler_options=overlap_options(self.mesh, self._stages),
+            compiler_options=overlap_options(
+                self.mesh, self._stages, bool(self.offload)
+            ),
         )
 
     @abc.abstractmethod
@@ -97,6 +104,10 @@ class Step(abc.ABC):
     @abc.abstractmethod
     def _specs(self, state: Any) -> TrainState:
         """PartitionSpecs of a state, of which only shapes are read."""
+
+    def _on_host(self, state: TrainState) -> TrainState:
+        """Which arrays of a state lie in the host's memory, of which shapes are read."""
+        return jax.tree.map(lambda _: False, state)
 
     @abc.abstractmethod
     def _local_step(self, state: TrainState, batch: Any, frozen: Any) -> Any:
@@ -119,6 +130,7 @@ class Step(abc.ABC):
         shardings = jax.tree.map(lambda x: x.sharding, shapes)
         with jax.set_mesh(self.mesh):
             create = jax.jit(create, out_shardings=shardings)
+            params = _offload.place(params, shardings.params)
             return create(params, key, model_state)
 
     def init_shapes(
@@ -138,11 +150,12 @@ class Step(abc.ABC):
         with jax.set_mesh(self.mesh):
             create, shapes = self._creation(params, key, model_state)
         shapes = jax.tree.map(
-            lambda x, spec: jax.ShapeDtypeStruct(
-                x.shape, x.dtype, sharding=NamedSharding(self.mesh, spec)
+            lambda x, spec, on_host: jax.ShapeDtypeStruct(
+                x.shape, x.dtype, sharding=_offload.sharding(self.mesh, spec, on_host)
             ),
             shapes,
             self._specs(shapes),
+            self._on_host(shapes),
         )
         return create, shapes
 
@@ -353,7 +366,9 @@ class Step(abc.ABC):
         return tuple(axis for axis in axes if self.mesh.shape[axis] > 1)
 
 
-def overlap_options(mesh: Mesh, stages: int) -> dict[str, Any] | None:
+def overlap_options(
+    mesh: Mesh, stages: int, offloads: bool = False
+) -> dict[str, Any] | None:
     """What XLA's GPU compiler needs to run transfers under arithmetic.
 
     By default it leaves instructions where they stand, so that most transfers are
@@ -362,16 +377,21 @@ def overlap_options(mesh: Mesh, stages: int) -> dict[str, Any] | None:
     place of 4 another 1.9 GB for GPT-3 13B on 8 GPUs.
 
     Args:
-      mesh: None is returned where it is not of several GPUs.
+      mesh: None is returned where it is not of GPUs, or of one that sends nothing.
       stages: of layers, or pieces of an operator, that travel at the same time.
+      offloads: whether arrays travel between host and device. A layer is several, and
+        by default one at a time may be on its way.
     """
     is_gpu = mesh.devices.flat[0].platform in ("gpu", "cuda", "rocm")
-    if not is_gpu or mesh.size == 1:
+    if not is_gpu or (mesh.size == 1 and not offloads):
         return None
-    return {
-        "xla_gpu_enable_latency_hiding_scheduler": True,
-        "xla_gpu_experimental_parallel_collective_overlap_limit": 2 * stages,
-    }
+    options: dict[str, Any] = {"xla_gpu_enable_latency_hiding_scheduler": True}
+    if mesh.size > 1:
+        limit = "xla_gpu_experimental_parallel_collective_overlap_limit"
+        options[limit] = 2 * stages
+    if offloads:
+        options["xla_gpu_experimental_parallel_async_compute_limit"] = _COPIES
+    return options
 
 
 def check_given(name: str, value: Any, is_wanted: bool) -> None:
