@@ -21,7 +21,8 @@ import jax
 from rich.console import Console
 
 import sfpo_jax as sfpo
-from experiments.bench.memory_programs import Program, programs
+from experiments.bench.memory_programs import Program
+from experiments.bench.memory_rows import programs
 from sfpo_jax.memory import CompileError, MissingCompilerError
 from sfpo_jax.training import ConfigError, exit_on_config_error, load_config
 

@@ -7,8 +7,8 @@ in float32 against `adamw8bit`, and on text against the configuration that GPT-3
 planned with (bfloat16 arithmetic and weights, stochastic rounding or an error term, an
 int8 first and a factored second moment, layered step, exact clipping). Same seeds,
 parameters, batches and learning rate; one CPU device. How far two runs of float32 part
-by rounding alone is measured beside it. Writes JSON after every run and goes on where it
-was stopped.
+by rounding alone is measured beside it. Writes JSON after every run and goes on where
+it was stopped.
 """
 
 import dataclasses
@@ -50,8 +50,6 @@ class TaskCase(NamedTuple):
     config: Any
     prepare: Callable[[Any], Run]
     contenders: Mapping[str, Changes]
-
-
 
 
 def _twin(rate: float) -> Changes:

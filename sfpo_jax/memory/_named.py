@@ -57,7 +57,7 @@ class Named(NamedTuple):
         known = dict(zip(jaxpr.constvars, self.closed.consts, strict=True))
         known |= dict(zip(jaxpr.invars, leaves, strict=True))
         parts = _split(jaxpr.eqns, frozenset() if saved is None else saved, self.cuts)
-        for place, (part, wanted) in enumerate(_interfaces(jaxpr, parts)):
+        for place, (part, wanted) in enumerate(interfaces(jaxpr, parts)):
             fn = core.jaxpr_as_fun(core.ClosedJaxpr(part, ()))
             if place < len(parts) - 1:
                 assert saved is not None
@@ -84,7 +84,8 @@ def trace_named(fn: Callable[..., Any], args: Any, kwargs: Any) -> Named:
 
     closed = jax.make_jaxpr(flat)(*leaves)
     if any(_holds_names(equation) for equation in closed.jaxpr.eqns):
-        closed = jax.make_jaxpr(functools.partial(_inline, closed))(*leaves)
+        run = functools.partial(inline, closed, _holds_names)
+        closed = jax.make_jaxpr(run)(*leaves)
     closed = _number(closed)
     return Named(closed, _find_cuts(closed.jaxpr), out_tree[0])
 
@@ -122,8 +123,8 @@ def bytes_of(variable: Any) -> int:
     )
 
 
-def _inner(equation: Any) -> core.ClosedJaxpr | None:
-    """The jaxpr of a plain call."""
+def inner_call(equation: Any) -> core.ClosedJaxpr | None:
+    """The jaxpr of a plain call; None for any other equation."""
     if equation.primitive.name not in _CALLS:
         return None
     for value in equation.params.values():
@@ -135,14 +136,22 @@ def _inner(equation: Any) -> core.ClosedJaxpr | None:
 
 
 def _holds_names(equation: Any) -> bool:
-    inner = _inner(equation)
+    inner = inner_call(equation)
     if inner is None:
         return False
     return any(is_name(e) or _holds_names(e) for e in inner.jaxpr.eqns)
 
 
-def _inline(closed: core.ClosedJaxpr, *leaves: Any) -> list[Any]:
-    """Evaluates, with calls that hold names replaced by what they hold."""
+def inline(
+    closed: core.ClosedJaxpr, opens: Callable[[Any], bool], *leaves: Any
+) -> list[Any]:
+    """Evaluates, with plain calls replaced by what they hold.
+
+    Args:
+      closed: what is evaluated.
+      opens: (equation of a plain call) -> whether it is replaced.
+      *leaves: the inputs.
+    """
     jaxpr = closed.jaxpr
     known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     known |= dict(zip(jaxpr.invars, leaves, strict=True))
@@ -153,11 +162,11 @@ def _inline(closed: core.ClosedJaxpr, *leaves: Any) -> list[Any]:
 
     for equation in jaxpr.eqns:
         values = [read(v) for v in equation.invars]
-        inner = _inner(equation)
+        inner = inner_call(equation)
         if is_name(equation):
             found = [checkpoint_name(values[0], equation.params["name"])]
-        elif inner is not None and _holds_names(equation):
-            found = _inline(inner, *values)
+        elif inner is not None and opens(equation):
+            found = inline(inner, opens, *values)
         else:
             places = [i for i, v in enumerate(equation.invars) if not _literal(v)]
             ins = list(dict.fromkeys(equation.invars[i] for i in places))
@@ -217,7 +226,7 @@ def _split(
     return parts
 
 
-def _interfaces(jaxpr: Any, parts: list[list[Any]]) -> list[tuple[Any, list[Any]]]:
+def interfaces(jaxpr: Any, parts: list[list[Any]]) -> list[tuple[Any, list[Any]]]:
     """(jaxpr, its output variables) of each part; the constants are inputs."""
     made_by = {v: i for i, part in enumerate(parts) for e in part for v in e.outvars}
     outer = {*jaxpr.constvars, *jaxpr.invars}

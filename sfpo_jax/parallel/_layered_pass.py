@@ -10,7 +10,7 @@ from jax import lax
 
 from sfpo_jax.memory import Recorder
 from sfpo_jax.parallel._layered_model import LayeredModel
-from sfpo_jax.parallel._offload import to_device, to_memory_of
+from sfpo_jax.parallel._offload import Offload, to_device, to_memory_of
 from sfpo_jax.parallel._sharding import Layout
 from sfpo_jax.parallel._stack_pass import (
     Consume,
@@ -35,12 +35,15 @@ class Visit(NamedTuple):
     Attributes:
       weights: (carry) -> the stacked weights; the carry may hold them changed.
       use: (layer number, gradient, carry) -> carry.
+      before: (layer number, carry) -> carry, what is done for other layers before the
+        layer is differentiated.
       lead: first turns in which `use` gives the carry another structure.
       finish: (carry) -> carry, after the last turn.
     """
 
     weights: Callable[[Any], Any]
     use: Consume
+    before: Callable[[jax.Array, Any], Any] = lambda index, carry: carry
     lead: int = 0
     finish: Callable[[Any], Any] = lambda carry: carry
 
@@ -68,7 +71,13 @@ class Backward(NamedTuple):
         for name in reversed(self.passes):
             does = visit(name)
             dx, carry = self.passes[name].backward(
-                does.weights, self.saved[name], dx, does.use, carry, does.lead
+                does.weights,
+                self.saved[name],
+                dx,
+                does.use,
+                carry,
+                does.before,
+                does.lead,
             )
             carry = does.finish(carry)
         d_outer = jax.tree.map(
@@ -89,7 +98,7 @@ class LayeredPass(NamedTuple):
       recompute: what layers compute again, of all stacks or by their names; or what
         learns of it.
       ahead: layers whose weights are fetched before they are needed.
-      offload: keep what the forward pass saves of layers in the host's memory.
+      offload: what of the layers lies in the host's memory.
     """
 
     model: LayeredModel
@@ -99,7 +108,7 @@ class LayeredPass(NamedTuple):
     microbatches: int
     recompute: Recompute | Runs | Mapping[str, Recompute | Runs] | Recorder
     ahead: int
-    offload: bool = False
+    offload: tuple[Offload, ...] = ()
 
     def _recompute_of(self, name: str) -> Recompute | Runs:
         if isinstance(self.recompute, Recorder):

@@ -112,7 +112,8 @@ class LayeredTrainStep(Step):
             del model_state
             params, key = jax.tree.map(
                 # What goes to the host was copied there before.
-                lambda x: x if is_on_host(x) else jnp.copy(x), (params, key)
+                lambda x: x if is_on_host(x) else jnp.copy(x),
+                (params, key),
             )
             return TrainState(
                 params=params,
@@ -214,7 +215,7 @@ class LayeredTrainStep(Step):
             self._microbatches,
             self._recompute,
             self._weight_prefetch,
-            "activations" in self.offload,
+            self.offload,
         )
         update = self._layered_update()
         loss, aux, back = passes.forward(state.params, batch, self._step_key(state))

@@ -160,15 +160,21 @@ class LayeredUpdate(NamedTuple):
                 functools.partial(self._enter, name),
             )
 
+            def before(index: jax.Array, carry: _Carry) -> _Carry:
+                waiting, carry = pipeline.advance(index, carry.waiting, carry)
+                return carry._replace(waiting=waiting)
+
             def use(index: jax.Array, grads: Any, carry: _Carry) -> _Carry:
-                waiting, carry = pipeline.turn(index, grads, carry.waiting, carry)
+                waiting, carry = pipeline.enter(index, grads, carry.waiting, carry)
                 return carry._replace(waiting=waiting)
 
             def finish(carry: _Carry) -> _Carry:
                 waiting, carry = carry.waiting, carry._replace(waiting=())
                 return pipeline.finish(waiting, carry)
 
-            return Visit(lambda carry: carry.params[name], use, pipeline.turns, finish)
+            return Visit(
+                lambda carry: carry.params[name], use, before, pipeline.turns, finish
+            )
 
         carry = _Carry(
             self.model.by_name(params["layers"]),

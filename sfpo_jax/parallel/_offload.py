@@ -97,5 +97,22 @@ def to_host(x: jax.Array) -> jax.Array:
     return jax.device_put(x, jax.memory.Space.Host)
 
 
+def in_order(carry: Any, middle: list[jax.Array]) -> tuple[Any, list[jax.Array]]:
+    """(carry, middle): what follows either waits for all that was written to the host.
+
+    Args:
+      carry: a tree of arrays; those in the host's memory are waited for.
+      middle: arrays of the device.
+    """
+    leaves, treedef = jax.tree.flatten(carry)
+    far = [i for i, x in enumerate(leaves) if is_on_host(x)]
+    if not far:
+        return carry, middle
+    stacks, middle = jax.lax.optimization_barrier(([leaves[i] for i in far], middle))
+    for place, stack in zip(far, stacks, strict=True):
+        leaves[place] = stack
+    return treedef.unflatten(leaves), middle
+
+
 def _is_key(dtype: Any) -> bool:
     return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)

@@ -40,8 +40,8 @@ class Pipeline:
         transfers; one beside it may cost a copy of the stack.
       write: (carry, layer number, that as it was, new) -> carry.
       depth: at most so many turns after the one that made the gradient; 0: in that.
-      enter: (carry as the turn began, layer number, gradient) -> what the first stage
-        takes; it is in the turn that makes the gradient.
+      enter: (carry, layer number, gradient) -> what the first stage takes, in the turn
+        that makes the gradient.
 
     Attributes:
       turns: the turns it takes, no more than there are stages that send.
@@ -65,27 +65,38 @@ class Pipeline:
             group = max(found, 0) * self.turns // max(1, senders)
             self._groups[group].append(stage.run)
 
-    def turn(
-        self, index: jax.Array, grads: Any, waiting: tuple[Any, ...], carry: Any
+    def advance(
+        self, index: jax.Array, waiting: tuple[Any, ...], carry: Any
     ) -> tuple[tuple[Any, ...], Any]:
-        """Takes in the gradient of layer `index`, and moves those that wait.
+        """Moves those that wait, which needs nothing of this turn's layer.
 
         Args:
-          index: the layer just differentiated.
-          grads: its gradient.
+          index: the layer that is differentiated in this turn.
           waiting: at place p what layer index + 1 + p waits with; () before the first
             of `turns` turns, in which it grows.
           carry: of the loop.
+
+        Returns:
+          (what goes on waiting, carry).
+        """
+        before, moved = carry, []
+        for place, value in reversed(list(enumerate(waiting))):
+            value, carry = self._run(place, index + 1 + place, value, before, carry)
+            if place + 1 < self.turns:
+                moved.insert(0, value)
+        return tuple(moved), carry
+
+    def enter(
+        self, index: jax.Array, grads: Any, waiting: tuple[Any, ...], carry: Any
+    ) -> tuple[tuple[Any, ...], Any]:
+        """Takes in the gradient of layer `index`.
+
+        Arguments and results are those of `advance`, from which `waiting` comes.
         """
         entered = self._enter(carry, index, grads)
         if self.turns == 0:
             return (), self._run(0, index, entered, carry, carry)[1]
-        before, moved = carry, [entered]
-        for place, value in reversed(list(enumerate(waiting))):
-            value, carry = self._run(place, index + 1 + place, value, before, carry)
-            if place + 1 < self.turns:
-                moved.insert(1, value)
-        return tuple(moved), carry
+        return (entered, *waiting), carry
 
     def finish(self, waiting: tuple[Any, ...], carry: Any) -> Any:
         """Brings to its end what waits after layer 0 was differentiated."""

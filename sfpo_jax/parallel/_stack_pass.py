@@ -13,7 +13,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sfpo_jax.parallel._offload import is_worth, to_device, to_host
+from sfpo_jax.memory import Halves
+from sfpo_jax.parallel._offload import (
+    Offload,
+    in_order,
+    is_worth,
+    to_device,
+    to_host,
+)
 
 Recompute = str | Sequence[str]
 # (layers, what they compute again), from the first layer on; or what learns of it.
@@ -45,7 +52,7 @@ class StackPass:
       fetch: reads, or gathers, the weights of a layer.
       ahead: layers fetched before they are needed.
       learn: told of the block, as it is differentiated.
-      offload: keep what is saved in the host's memory.
+      offload: what of the stack lies in the host's memory.
     """
 
     def __init__(
@@ -57,14 +64,15 @@ class StackPass:
         fetch: Fetch,
         ahead: int,
         learn: Learn | None = None,
-        offload: bool = False,
+        offload: Sequence[Offload] = (),
     ) -> None:
         self._block, self._depth = block, depth
         self._microbatches = microbatches
         self._runs = _as_runs(recompute, depth)
         self._fetch, self._ahead = fetch, ahead
         self._learn = learn
-        self._offload = offload
+        self._is_far = bool(offload)
+        self._saves_far = "activations" in offload
         # Known once the forward pass is traced, of each run: the pullback's leaves, in
         # order, each ("layer" | "through" | "saved", place) or ("static", object).
         self._pullbacks: list[tuple[Any, list[tuple[str, Any]]]] = []
@@ -98,6 +106,7 @@ class StackPass:
         dx: list[jax.Array],
         use: Consume,
         carry: Any,
+        before: Callable[[jax.Array, Any], Any],
         lead: int = 0,
     ) -> tuple[list[jax.Array], Any]:
         """From the last layer to the first: (gradient of x before the first, carry).
@@ -108,6 +117,7 @@ class StackPass:
           dx: gradients of the floating leaves of x after the last layer.
           use: called with each layer's gradient.
           carry: the first carry.
+          before: (layer number, carry) -> carry, called before each layer.
           lead: first turns that change the structure of the carry, and so stand before
             the loop.
         """
@@ -124,20 +134,37 @@ class StackPass:
             dx, queue, fetched, carry = state
             index = last - step
             layer, queue = self._take(stack(carry), queue, index, -1)
-            own = fetched
-            if self._offload:
-                # The next layer's comes while this one is differentiated.
-                fetched = saved_of(run, index - 1)
-            else:
-                own = saved_of(run, index)
+            own = saved_of(run, index)
+            carry = before(index, carry)
             grads, dx = self._pull(run, layer, own, saved.through, dx)
             return dx, queue, fetched, use(index, grads, carry)
 
+        def body_far(run: int, step: jax.Array, state: Any) -> Any:
+            dx, queue, fetched, carry = state
+            index = last - step
+            carry = before(index, carry)
+            layer = queue[0] if queue else self._fetch(stack(carry), index)
+            own = fetched if self._saves_far else saved_of(run, index)
+            pull = functools.partial(self._pull, run)
+            halves = Halves(pull, (layer, own, saved.through, dx))
+            # What goes to the host goes under the first half of the arithmetic, what
+            # comes from there under the second. Not in order, XLA would copy all of a
+            # stack in every turn lest one disturb the other.
+            carry, middle = in_order(carry, halves.first())
+            if queue:
+                ahead = self._inside(index - self._ahead)
+                queue = (*queue[1:], self._fetch(stack(carry), ahead))
+            if self._saves_far:
+                fetched = saved_of(run, index - 1)
+            grads, dx = halves.second(middle)
+            return dx, queue, fetched, use(index, grads, carry)
+
+        turn = body_far if self._is_far else body
         state = dx, self._first(stack(carry), [last, last - 1]), [], carry
         for run, (start, stop, _) in reversed(list(enumerate(self._runs))):
             begin, end = self._depth - stop, self._depth - start
-            one = functools.partial(body, run)
-            if self._offload:
+            one = functools.partial(turn, run)
+            if self._saves_far:
                 state = (*state[:2], saved_of(run, jnp.int32(stop - 1)), state[3])
             for step in range(begin, min(lead, end)):
                 state = one(jnp.int32(step), state)
@@ -147,7 +174,7 @@ class StackPass:
 
     def _put_by(self, saved: jax.Array) -> jax.Array:
         """What is saved of one layer, in the memory where it waits."""
-        is_far = self._offload and is_worth(saved.shape, saved.dtype)
+        is_far = self._saves_far and is_worth(saved.shape, saved.dtype)
         return to_host(saved) if is_far else saved
 
     def _first(self, stack: Any, indices: Sequence[int]) -> tuple[Any, ...]:

@@ -13,9 +13,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sfpo_jax.collectives import Transfer, transfers, wire_bytes
 from sfpo_jax.memory import RecomputePlan
+from sfpo_jax.parallel import _offload
 from sfpo_jax.parallel._agreement import make_check
 from sfpo_jax.parallel._batch import place_batch, whole_shape
-from sfpo_jax.parallel import _offload
 from sfpo_jax.parallel._operator_split import AXIS
 from sfpo_jax.parallel._recompute import AUTO, check_budget, plan_step
 from sfpo_jax.transforms import COMPRESSED_SCOPE, WARMUP_SCOPE
@@ -106,7 +106,7 @@ class Step(abc.ABC):
         """PartitionSpecs of a state, of which only shapes are read."""
 
     def _on_host(self, state: TrainState) -> TrainState:
-        """Which arrays of a state lie in the host's memory, of which shapes are read."""
+        """Which arrays of a state, of which shapes are read, lie on the host."""
         return jax.tree.map(lambda _: False, state)
 
     @abc.abstractmethod
