@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from experiments.task import Task, Test
 from sfpo_jax import make_layered_train_step, make_train_step
-from sfpo_jax.parallel import Step
+from sfpo_jax.parallel import Offload, Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +28,8 @@ class GradientRelease:
     """Mesh axes that the parts lie along."""
     pipeline_depth: int = 2
     """Layers whose reduction is in flight."""
+    offload: tuple[Offload, ...] = ()
+    """What of the layers lies in the host's memory."""
 
 
 class Trainee(NamedTuple):

@@ -191,7 +191,7 @@ def _check_sharded(
 ) -> None:
     """Raises ValueError for keys that the step cannot do on a part of each tensor."""
     memory = config.memory
-    for key in ("rounding", "shard"):
+    for key in ("rounding", "shard", "offload"):
         if getattr(memory, key) != "none" and not memory.gradient_release:
             raise ValueError(
                 f"`memory.{key}` must be none without `memory.gradient_release`, got "
@@ -240,4 +240,5 @@ def _release(config: Sections, axes: training.Axes) -> GradientRelease:
         shard,
         axes.exact or ("data",),
         config.parallel.pipeline_depth,
+        memory.offloaded,
     )

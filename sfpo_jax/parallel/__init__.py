@@ -18,6 +18,7 @@ from sfpo_jax.parallel._links import find_links as find_links
 from sfpo_jax.parallel._links_command import add_links_arguments as add_links_arguments
 from sfpo_jax.parallel._links_command import run_links as run_links
 from sfpo_jax.parallel._mesh import make_mesh as make_mesh
+from sfpo_jax.parallel._offload import Offload as Offload
 from sfpo_jax.parallel._operator import Operator as Operator
 from sfpo_jax.parallel._operator import column_parallel as column_parallel
 from sfpo_jax.parallel._operator import row_parallel as row_parallel

@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from sfpo_jax.memory import Recorder
 from sfpo_jax.parallel._layered_model import LayeredModel
-from sfpo_jax.parallel._offload import Offload, to_device, to_memory_of
+from sfpo_jax.parallel._offload import Offload, layer_at
 from sfpo_jax.parallel._sharding import Layout
 from sfpo_jax.parallel._stack_pass import (
     Consume,
@@ -197,19 +196,3 @@ class LayeredPass(NamedTuple):
 def fetch(layout: Layout, stack: Any, index: jax.Array) -> Any:
     """Whole weights of one layer."""
     return layout.full(layer_at(stack, index))
-
-
-def layer_at(stack: Any, index: jax.Array) -> Any:
-    """One slice of a stack, in the device's memory."""
-    return jax.tree.map(
-        lambda x: to_device(lax.dynamic_index_in_dim(x, index, keepdims=False)), stack
-    )
-
-
-def put_layer(stack: Any, layer: Any, index: jax.Array) -> Any:
-    """The stack with one slice replaced, in the memory it lies in."""
-    return jax.tree.map(
-        lambda s, x: lax.dynamic_update_index_in_dim(s, to_memory_of(x, s), index, 0),
-        stack,
-        layer,
-    )

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from sfpo_jax.parallel._layered_model import LayeredModel
-from sfpo_jax.parallel._layered_pass import Backward, Visit, layer_at, put_layer
-from sfpo_jax.parallel._offload import Offload, is_worth, to_host
+from sfpo_jax.parallel._layered_pass import Backward, Visit
+from sfpo_jax.parallel._offload import Offload, is_worth, layer_at, put_layer, to_host
 from sfpo_jax.parallel._pipeline import Pipeline, Run, Stage
 from sfpo_jax.parallel._sharding import Layout
 from sfpo_jax.parallel._unit_update import Applied, Reduced, UnitUpdate, Verdict, wide
@@ -76,9 +76,7 @@ class LayeredUpdate(NamedTuple):
             state = self.unit.init(layout, layer_at(stack, index))
             if "states" not in self.offload:
                 return state
-            return jax.tree.map(
-                lambda x: to_host(x) if is_worth(x.shape, x.dtype) else x, state
-            )
+            return jax.tree.map(lambda x: to_host(x) if is_worth(x) else x, state)
 
         return jax.lax.map(one, jnp.arange(depth))
 

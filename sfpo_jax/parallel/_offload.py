@@ -1,16 +1,18 @@
 """Arrays in the host's memory: which ones, where they lie, how they come and go.
 
 JAX's types tell in which memory an array lies, inside a compiled function too. So what
-reads or writes a layer of a stack looks at the stack's type and moves the layer, and
-nothing else has to know. XLA's GPU compiler makes of it copies that run beside the
-arithmetic, and puts what it was told in the host's memory there or nowhere: the bytes
-are in the compiled program (`Plan.host_bytes`).
+reads or writes a layer of a stack looks at the type of the stack and moves the layer,
+and nothing else has to know. XLA's GPU compiler makes copies of it that run beside the
+arithmetic. Whether it did is in the compiled program: `Plan.host_bytes`.
 """
 
+import math
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 Offload = Literal["states", "weights", "activations"]
@@ -36,17 +38,16 @@ def check_offload(offload: Iterable[str]) -> tuple[Offload, ...]:
     return tuple(name for name in _KNOWN if name in names)
 
 
-def is_worth(shape: tuple[int, ...], dtype: Any) -> bool:
-    """Whether one layer's array of this shape goes to the host."""
-    size = jax.numpy.dtype(dtype).itemsize if not _is_key(dtype) else 0
-    for length in shape:
-        size *= length
-    return size >= _MIN_BYTES
+def is_worth(x: Any) -> bool:
+    """Whether an array of one layer, of which the shape is read, goes to the host."""
+    return math.prod(x.shape) * jnp.dtype(x.dtype).itemsize >= _MIN_BYTES
 
 
 def offloaded(stack: Any) -> Any:
     """A tree of bools: which arrays of a stack, led by its layers, go to the host."""
-    return jax.tree.map(lambda x: is_worth(x.shape[1:], x.dtype), stack)
+    return jax.tree.map(
+        lambda x: is_worth(jax.ShapeDtypeStruct(x.shape[1:], x.dtype)), stack
+    )
 
 
 def sharding(mesh: Mesh, spec: PartitionSpec, on_host: bool) -> NamedSharding:
@@ -77,19 +78,29 @@ def place(params: Any, shardings: Any) -> Any:
     return jax.tree.map(put, params, shardings)
 
 
+def layer_at(stack: Any, index: jax.Array) -> Any:
+    """One slice of a stack, in the device's memory."""
+
+    def read(x: jax.Array) -> jax.Array:
+        part = lax.dynamic_index_in_dim(x, index, keepdims=False)
+        return jax.device_put(part, jax.memory.Space.Device) if is_on_host(x) else part
+
+    return jax.tree.map(read, stack)
+
+
+def put_layer(stack: Any, layer: Any, index: jax.Array) -> Any:
+    """The stack with one slice replaced, in the memory it lies in."""
+
+    def write(x: jax.Array, part: jax.Array) -> jax.Array:
+        part = to_host(part) if is_on_host(x) else part
+        return lax.dynamic_update_index_in_dim(x, part, index, 0)
+
+    return jax.tree.map(write, stack, layer)
+
+
 def is_on_host(x: Any) -> bool:
     """Whether an array, inside a traced function, lies in the host's memory."""
     return jax.typeof(x).memory_space == jax.memory.Space.Host
-
-
-def to_device(x: jax.Array) -> jax.Array:
-    """The array in the device's memory; itself where it lies there."""
-    return jax.device_put(x, jax.memory.Space.Device) if is_on_host(x) else x
-
-
-def to_memory_of(x: jax.Array, like: jax.Array) -> jax.Array:
-    """The array in the memory that `like` lies in."""
-    return to_host(x) if is_on_host(like) else x
 
 
 def to_host(x: jax.Array) -> jax.Array:
@@ -108,11 +119,7 @@ def in_order(carry: Any, middle: list[jax.Array]) -> tuple[Any, list[jax.Array]]
     far = [i for i, x in enumerate(leaves) if is_on_host(x)]
     if not far:
         return carry, middle
-    stacks, middle = jax.lax.optimization_barrier(([leaves[i] for i in far], middle))
-    for place, stack in zip(far, stacks, strict=True):
-        leaves[place] = stack
+    stacks, middle = lax.optimization_barrier(([leaves[i] for i in far], middle))
+    for number, stack in zip(far, stacks, strict=True):
+        leaves[number] = stack
     return treedef.unflatten(leaves), middle
-
-
-def _is_key(dtype: Any) -> bool:
-    return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)

@@ -18,7 +18,7 @@ from sfpo_jax.parallel._offload import (
     Offload,
     in_order,
     is_worth,
-    to_device,
+    layer_at,
     to_host,
 )
 
@@ -125,10 +125,7 @@ class StackPass:
 
         def saved_of(run: int, index: jax.Array) -> list[jax.Array]:
             place = jnp.maximum(index - self._runs[run][0], 0)
-            return [
-                to_device(lax.dynamic_index_in_dim(s, place, keepdims=False))
-                for s in saved.stacked[run]
-            ]
+            return layer_at(saved.stacked[run], place)
 
         def body(run: int, step: jax.Array, state: Any) -> Any:
             dx, queue, fetched, carry = state
@@ -174,8 +171,7 @@ class StackPass:
 
     def _put_by(self, saved: jax.Array) -> jax.Array:
         """What is saved of one layer, in the memory where it waits."""
-        is_far = self._saves_far and is_worth(saved.shape, saved.dtype)
-        return to_host(saved) if is_far else saved
+        return to_host(saved) if self._saves_far and is_worth(saved) else saved
 
     def _first(self, stack: Any, indices: Sequence[int]) -> tuple[Any, ...]:
         """The layers fetched before a loop begins."""

@@ -1,9 +1,10 @@
 """The sections `parallel`, `communication` and `memory`: where a run's work happens."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from sfpo_jax._validate import check_at_least, check_range
+from sfpo_jax.parallel import Offload
 from sfpo_jax.training._build import Quantity
 from sfpo_jax.tuning import check_chunk_size
 from sfpo_jax.units import parse_bandwidth, parse_bytes
@@ -264,6 +265,10 @@ class Memory:
     shard: Literal["none", "states", "weights"] = "none"
     """What each device keeps but its part of, with gradient_release: optimizer states,
     or weights, too."""
+    offload: str = "none"
+    """What of the layers lies in the host's memory, with gradient_release: states,
+    weights, activations, joined by commas, or all. They come to the device a layer at
+    a time."""
     mu_dtype: Literal["float32", "bfloat16", "int8", "packed"] = "float32"
     """First moment; int8: one byte a parameter; packed: as the bytes it arrived in
     (1-bit algorithms only, with communication.compression.refresh_every none)."""
@@ -272,3 +277,19 @@ class Memory:
     columns of matrices alone."""
     error_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
     """Residuals of the error feedback."""
+
+    def __post_init__(self) -> None:
+        known = get_args(Offload)
+        for name in self.offloaded:
+            if name not in known:
+                raise ValueError(
+                    f"`memory.offload` must be none, all, or some of "
+                    f"{', '.join(known)} joined by commas, got '{self.offload}'."
+                )
+
+    @property
+    def offloaded(self) -> tuple[Any, ...]:
+        """The names, as a step takes them."""
+        if self.offload in ("none", "all"):
+            return get_args(Offload) if self.offload == "all" else ()
+        return tuple(name.strip() for name in self.offload.split(","))

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import sfpo_jax as sfpo
 from sfpo_jax.memory import find_device, planning_mesh
-from sfpo_jax.parallel._layered_pass import layer_at, put_layer
+from sfpo_jax.parallel._offload import layer_at, put_layer
 from sfpo_jax.parallel._stack_pass import StackPass
 from tests.memory.programs import needs_gpu_compiler
 
