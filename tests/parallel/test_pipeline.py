@@ -38,7 +38,8 @@ def run(names: str, depth: int) -> tuple[list[str], dict[int, str], int]:
     waiting: tuple[Any, ...] = ()
     for turn, index in enumerate(reversed(range(LAYERS))):
         log.append("")
-        waiting, carry = pipeline.turn(jnp.int32(index), "", waiting, carry)
+        waiting, carry = pipeline.advance(jnp.int32(index), waiting, carry)
+        waiting, carry = pipeline.enter(jnp.int32(index), "", waiting, carry)
         assert len(waiting) == min(turn + 1, pipeline.turns)
     log.append("")
     return log, pipeline.finish(waiting, carry), pipeline.turns
