@@ -1,0 +1,82 @@
+"""Compiles a step and looks for what it does otherwise than was asked of it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sfpo_jax.auditing._donation import find_unreused
+from sfpo_jax.auditing._growth import find_growth
+from sfpo_jax.auditing._program import Audited
+from sfpo_jax.auditing._report import AuditReport, Finding
+from sfpo_jax.memory import inspect_step
+
+_CHECKS: tuple[Callable[[Audited], list[Finding]], ...] = (
+    find_unreused,
+    find_growth,
+)
+
+
+def audit(
+    step: Any,
+    *args: Any,
+    device: str | None = None,
+    mesh_shape: Mapping[str, int] | None = None,
+    compiler: str = "auto",
+    compressed_axes: Sequence[str] | None = None,
+    releases_gradients: bool | None = None,
+) -> AuditReport:
+    """Finds what a compiled step does otherwise than was asked; nothing runs.
+
+    Args:
+      step: anything with `.lower(*args)`: a jitted function, a train step. With
+        `mesh_shape` instead ``build(mesh) -> (step, *args)``, as `plan` takes it.
+      *args: arrays or ShapeDtypeStructs, of which only shapes, dtypes and shardings
+        are read.
+      device: a card that need not be there, as in `plan`; None compiles for the devices
+        at hand.
+      mesh_shape: sizes by axis, e.g. ``{"data": 8}``.
+      compiler: with `device`, as in `plan`.
+      compressed_axes: mesh axes over which gradients are to travel compressed. None:
+        those that the transformation of a train step reduces over itself, where it
+        has residuals or the phases of 1-bit Adam.
+      releases_gradients: no more than one layer's gradient is to live at once. None:
+        asked of `make_layered_train_step`'s steps and of no other.
+
+    Returns:
+      The report: true where something was found. ``print`` it.
+
+    Raises:
+      ValueError: an unknown device or axis, more devices than there are.
+      TypeError: `step` has no `.lower`, or with `mesh_shape` is no builder.
+      MissingCompilerError: compiler="gpu" without the extra.
+      CompileError: XLA cannot compile the program.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import sfpo_jax as sfpo
+      >>> def update(mu, grad):
+      ...     return 0.9 * mu.astype(jnp.float32) + grad
+      >>> mu = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
+      >>> grad = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+      >>> report = sfpo.audit(jax.jit(update, donate_argnums=0), mu, grad)
+      >>> [finding.kind for finding in report.findings]
+      ['donation', 'growth']
+      >>> report.findings[1].message
+      'mu: goes in as bfloat16 and comes back as float32; the next step is ...'
+    """
+    inspected = inspect_step(step, args, device, mesh_shape, compiler)
+    unknown = set(compressed_axes or ()) - set(inspected.mesh_shape)
+    if unknown:
+        raise ValueError(
+            f"`compressed_axes` has {sorted(unknown)}, no axis of the mesh: it has "
+            f"{', '.join(inspected.mesh_shape) or 'none'}."
+        )
+    audited = Audited(inspected, tuple(compressed_axes or ()), bool(releases_gradients))
+    found = [finding for check in _CHECKS for finding in check(audited)]
+    found.sort(key=lambda finding: -finding.bytes)
+    return AuditReport(
+        findings=tuple(found),
+        device=inspected.device,
+        compiler=inspected.platform,
+        mesh_shape=inspected.mesh_shape,
+        notes=inspected.notes,
+    )
