@@ -3,16 +3,29 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+
+from sfpo_jax.auditing._copies import copies_note, find_copies
 from sfpo_jax.auditing._donation import find_unreused
+from sfpo_jax.auditing._gradients import find_live_gradients
 from sfpo_jax.auditing._growth import find_growth
+from sfpo_jax.auditing._offload import find_lost_offloads, offload_note
 from sfpo_jax.auditing._program import Audited
+from sfpo_jax.auditing._reduction import find_dense_reductions
 from sfpo_jax.auditing._report import AuditReport, Finding
-from sfpo_jax.memory import inspect_step
+from sfpo_jax.memory import Inspected, inspect_step
+from sfpo_jax.parallel import LayeredTrainStep
+from sfpo_jax.transforms import COMPRESSED_SCOPE, is_per_rank
 
 _CHECKS: tuple[Callable[[Audited], list[Finding]], ...] = (
     find_unreused,
+    find_copies,
+    find_lost_offloads,
     find_growth,
+    find_live_gradients,
+    find_dense_reductions,
 )
+_NOTES = copies_note, offload_note
 
 
 def audit(
@@ -70,7 +83,11 @@ def audit(
             f"`compressed_axes` has {sorted(unknown)}, no axis of the mesh: it has "
             f"{', '.join(inspected.mesh_shape) or 'none'}."
         )
-    audited = Audited(inspected, tuple(compressed_axes or ()), bool(releases_gradients))
+    if compressed_axes is None:
+        compressed_axes = _compressed_axes(inspected)
+    if releases_gradients is None:
+        releases_gradients = isinstance(inspected.step, LayeredTrainStep)
+    audited = Audited(inspected, tuple(compressed_axes), releases_gradients)
     found = [finding for check in _CHECKS for finding in check(audited)]
     found.sort(key=lambda finding: -finding.bytes)
     return AuditReport(
@@ -78,5 +95,13 @@ def audit(
         device=inspected.device,
         compiler=inspected.platform,
         mesh_shape=inspected.mesh_shape,
-        notes=inspected.notes,
+        notes=(*inspected.notes, *filter(None, (note(audited) for note in _NOTES))),
     )
+
+
+def _compressed_axes(inspected: Inspected) -> tuple[str, ...]:
+    """Those over which a train step's transformation compresses."""
+    nodes = jax.tree.leaves(inspected.args, is_leaf=is_per_rank)
+    if COMPRESSED_SCOPE in inspected.text or any(map(is_per_rank, nodes)):
+        return tuple(getattr(inspected.step, "reduces", ()))
+    return ()

@@ -42,12 +42,13 @@ def output_places(jaxpr: Any) -> list[str]:
     return found
 
 
-def equations(jaxpr: Any) -> Iterator[Any]:
-    """All equations, those inside loops and calls too."""
+def equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
+    """All equations, those inside loops and calls too, and how often each runs."""
     for equation in open_jaxpr(jaxpr).eqns:
-        yield equation
+        yield equation, times
+        turns = times * equation.params.get("length", 1)
         for inner in inner_jaxprs(equation):
-            yield from equations(inner)
+            yield from equations(inner, turns)
 
 
 def inner_jaxprs(equation: Any) -> list[Any]:

@@ -4,17 +4,23 @@ import dataclasses
 import functools
 import inspect
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from sfpo_jax.auditing._places import definition_of, output_places
-from sfpo_jax.collectives import Array, Program, parse_hlo
+from sfpo_jax.collectives import Array, Instruction, Program, parse_hlo
 from sfpo_jax.memory import Inspected, Origin, origins
 
 # Arguments of these names are the state of a step, of however few arrays.
+_PARAMS = re.compile(r"(?:^|\.|\[')params\b")
 _STATES = frozenset(("params", "opt_state", "state", "train_state", "carry"))
+
+# Layers that a pipeline takes before its loop, and so is the loop shorter.
+_BEFORE = 8
 
 # What is smaller than this share of the arguments is not told.
 NOTEWORTHY = 0.01
@@ -59,6 +65,16 @@ class Audited:
     def program(self) -> Program:
         """The optimised program."""
         return parse_hlo(self.inspected.text)
+
+    @functools.cached_property
+    def loops(self) -> list[tuple[str, Instruction]]:
+        """Loops that are known to run more than once, and where they stand."""
+        return [
+            (name, line)
+            for name, lines in self.program.computations.items()
+            for line in lines
+            if line.opcode == "while" and (line.turns or 0) > 1
+        ]
 
     @functools.cached_property
     def origins(self) -> dict[str, Origin]:
@@ -137,6 +153,39 @@ class Audited:
                 pairs += matches[top]
                 parts = {k: v for k, v in parts.items() if k not in (top, "")}
         return pairs
+
+    @property
+    def parameters(self) -> list[Leaf]:
+        """The leaves of what is trained: all state where nothing is called `params`."""
+        held = self.state
+        named = [leaf for leaf in held if _PARAMS.search(leaf.name)]
+        return [x for x in named or held if jnp.issubdtype(x.dtype, jnp.floating)]
+
+    @functools.cached_property
+    def state(self) -> list[Leaf]:
+        """What of the arguments comes back, or is called `params`; all where none is.
+
+        Only what the program takes and tells the shape of.
+        """
+        told = range(len(self.program.parameters))
+        used = [leaf for leaf in self.inputs if leaf.number in told]
+        pairs = {leaf for pair in self.pairs for leaf in pair.before}
+        return [x for x in used if x in pairs or _PARAMS.search(x.name)] or used
+
+    def own(self, leaf: Leaf) -> Array:
+        """This device's part of an argument that the program takes."""
+        return self.program.parameters[leaf.number]
+
+    def is_stack(self, leaf: Leaf, loops: Sequence[int]) -> bool:
+        """Whether an argument holds a layer for each turn of a loop.
+
+        Args:
+          leaf: of the state.
+          loops: turns of the loops.
+        """
+        own, whole = self.own(leaf).dims, leaf.shape
+        depths = {dims[0] for dims in (own, whole) if len(dims) > 1}
+        return any(0 <= depth - turns <= _BEFORE for depth in depths for turns in loops)
 
     @property
     def argument_bytes(self) -> int:

@@ -16,7 +16,7 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _INTERFACE = re.compile(
     r"entry_computation_layout=\{\((.*?)\)->(.*?)\}(?:, [a-z_]+=|$)"
 )
-_ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{[\d, ]*\}, (?:may|must)-alias\)")
+_ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{[\d, ]*\}, (?:may|must)-alias\)")
 _HOST = "S(5)"  # the memory space of the host
 
 

@@ -19,10 +19,6 @@ import numpy as np
 from sfpo_jax.collectives._hlo import Array, Program, parse_hlo, read_arrays
 
 _OPCODE = re.compile(r"(?:^|[\s})])([a-z][a-z0-9\-]*)\(")
-_CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
-_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-_TWO_BRANCHES = re.compile(r"(?:true|false)_computation=%?([\w.\-]+)")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _SCOPE = re.compile(r'op_name="([^"]*)"')
 _EXPLICIT_GROUP = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _IOTA_GROUPS = re.compile(
@@ -102,29 +98,27 @@ def _walk(
     def descend(name: str, count: int) -> list[Transfer]:
         return _walk(program, name, count, mesh_shape, phase, phases)
 
-    for own, line in program.computations[name]:
-        opcode_at = _OPCODE.search(line)
-        opcode = opcode_at[1] if opcode_at else ""
+    for instruction in program.computations[name]:
+        opcode, called = instruction.opcode, instruction.called
         if opcode in _COLLECTIVES:
-            found = read_transfers(line, times, mesh_shape)
-            moved += [transfer._replace(name=own) for transfer in found]
+            found = read_transfers(instruction.rest, times, mesh_shape)
+            moved += [transfer._replace(name=instruction.name) for transfer in found]
         elif opcode == "conditional":
-            branches = [descend(name, times) for name in _branches(line)]
-            tags = [_phase_of(program, name, phases) for name in _branches(line)]
+            branches = [descend(name, times) for name in called]
+            tags = [_phase_of(program, name, phases) for name in called]
             if phase is not None and any(tags):
                 branches = [
                     b for b, tag in zip(branches, tags, strict=True) if tag == phase
                 ]
             moved += max(branches, key=_sent, default=[])
         elif opcode == "while":
-            trips = _TRIPS.search(line)
-            count = times * (int(trips[1]) if trips else 1)
-            for name in _CALLED.findall(line):
+            count = times * (instruction.turns or 1)
+            for name in called:
                 tag = _phase_of(program, name, phases)
                 into = phases_moved.setdefault(tag, []) if tag else moved
                 into += descend(name, count)
         elif opcode in ("call", "fusion", "async-start"):
-            for name in _CALLED.findall(line):
+            for name in called:
                 moved += descend(name, times)
     if phase is None:
         return moved + max(phases_moved.values(), key=_sent, default=[])
@@ -133,12 +127,6 @@ def _walk(
 
 def _sent(moved: Sequence[Transfer]) -> float:
     return sum(t.sent * t.times for t in moved)
-
-
-def _branches(line: str) -> list[str]:
-    if found := _BRANCHES.search(line):
-        return [name.strip().lstrip("%") for name in found[1].split(",")]
-    return _TWO_BRANCHES.findall(line)
 
 
 def _phase_of(program: Program, name: str, phases: Sequence[str]) -> str | None:

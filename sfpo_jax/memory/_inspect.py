@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import NamedSharding
 
 from sfpo_jax.memory._buffers import Buffer
 from sfpo_jax.memory._compile import compile_and_read
@@ -80,6 +81,7 @@ def inspect_step(
         compiled, assigned, _ = compile_and_read(lowered)
         jaxpr = step.trace(*shapes).jaxpr if hasattr(step, "trace") else None
     mesh = target.mesh if target.mesh is not None else getattr(step, "mesh", None)
+    mesh = mesh if mesh is not None else _mesh_of(shapes)
     numbers = list(range(len(jax.tree.leaves(lowered.args_info))))
     return Inspected(
         step=step,
@@ -95,3 +97,9 @@ def inspect_step(
         mesh_shape=dict(mesh.shape) if mesh is not None else {},
         notes=tuple(notes),
     )
+
+
+def _mesh_of(args: Any) -> Any:
+    """The mesh that some argument lies over; None where none does."""
+    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
+    return next((s.mesh for s in shardings if isinstance(s, NamedSharding)), None)
