@@ -44,8 +44,8 @@ def copies_note(audited: Audited) -> str:
     if audited.inspected.platform != "cpu" or not audited.loops:
         return ""
     return (
-        "a CPU's compiler copies what loops carry in any case, so that copies were not "
-        "looked for: pass a `device`"
+        "copies were not looked for, as a CPU's compiler copies what loops carry in "
+        "any case: compile for a GPU, by `device` and the extra `plan`"
     )
 
 

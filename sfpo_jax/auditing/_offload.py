@@ -44,8 +44,9 @@ def offload_note(audited: Audited) -> str:
     if next(_asked(audited), None) is None:
         return ""
     return (
-        "values are put into the host's memory, which a CPU's compiler does not tell "
-        "from its own: pass a `device`"
+        "values put into the host's memory were not looked for, as a CPU's compiler "
+        "does not tell it from its own: compile for a GPU, by `device` and the extra "
+        "`plan`"
     )
 
 

@@ -137,6 +137,16 @@ def scales(state: Any) -> Any:
 # ---- reductions ------------------------------------------------------------
 
 
+def placed(mesh: Any, tree: Any, specs: Any) -> Any:
+    return jax.tree.map(
+        lambda x, spec: jax.ShapeDtypeStruct(
+            x.shape, x.dtype, sharding=NamedSharding(mesh, spec)
+        ),
+        tree,
+        specs,
+    )
+
+
 def build_dense_before_signs(mesh: Any) -> Any:
     """Averages the gradient before the transformation that is to send its signs."""
     tx = sfpo.compressed_mean(sfpo.compression.sign(), axis_name="data")
@@ -145,15 +155,6 @@ def build_dense_before_signs(mesh: Any) -> Any:
         grads = lax.pmean(jax.grad(mean_loss)(params, x), "data")  # dense
         updates, opt_state = tx.update(grads, opt_state, params)
         return params - RATE * updates, opt_state
-
-    def place(tree: Any, specs: Any) -> Any:
-        return jax.tree.map(
-            lambda x, spec: jax.ShapeDtypeStruct(
-                x.shape, x.dtype, sharding=NamedSharding(mesh, spec)
-            ),
-            tree,
-            specs,
-        )
 
     with jax.set_mesh(mesh):
         opt_state = jax.eval_shape(tx.init, STACK)
@@ -166,5 +167,28 @@ def build_dense_before_signs(mesh: Any) -> Any:
         out_specs=(whole, specs),
         check_vma=False,
     )
-    args = place(STACK, whole), place(opt_state, specs), place(X, split)
+    args = zip((STACK, opt_state, X), (whole, specs, split), strict=True)
+    args = [placed(mesh, *arg) for arg in args]
     return jax.jit(run, donate_argnums=(0, 1)), *args
+
+
+def build_planted(mesh: Any) -> Any:
+    """Momentum in bfloat16 as it is often written, with four faults."""
+
+    def step(params: Any, mu: Any, x: Any) -> Any:
+        grads = lax.pmean(jax.grad(mean_loss)(params, x), "data")
+        norm = jnp.sqrt(jnp.sum(grads**2))
+        mu = jnp.float32(0.9) * mu.astype(jnp.float32) + grads / norm
+        return params - RATE * mu, mu
+
+    whole, split = PartitionSpec(), PartitionSpec("data")
+    run = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(whole, whole, split),
+        out_specs=(whole, whole),
+        check_vma=False,
+    )
+    mu = jax.ShapeDtypeStruct(STACK.shape, jnp.bfloat16)
+    args = zip((STACK, mu, X), (whole, whole, split), strict=True)
+    return jax.jit(run, donate_argnums=(0, 1)), *(placed(mesh, *arg) for arg in args)

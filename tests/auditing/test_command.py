@@ -1,6 +1,7 @@
 """`python -m sfpo_jax audit`."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,16 @@ def test_the_status_says_whether_anything_was_found(
     report = json.loads(capsys.readouterr().out)
     assert not report["ok"] and report["mesh_shape"]["data"] == 2
     assert [finding["bytes"] for finding in report["findings"]] == [8192, 8192]
+
+
+def test_the_page_shows_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ("--compressed", "data", "--releases-gradients")
+    assert run("build_planted", *CPU, *options) == 1
+    kept = Path(__file__).parents[2] / "docs" / "results" / "audit.md"
+    printed = f"```text\n{capsys.readouterr().out}```\n"
+    assert printed == kept.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
