@@ -1,6 +1,7 @@
 """Memory of the state that a step was to reuse and does not."""
 
-from sfpo_jax.auditing._program import NOTEWORTHY, Audited, Leaf, name_some
+from sfpo_jax.auditing._leaves import Leaf
+from sfpo_jax.auditing._program import NOTEWORTHY, Audited, name_some
 from sfpo_jax.auditing._report import Finding
 
 
@@ -10,7 +11,11 @@ def find_unreused(audited: Audited) -> list[Finding]:
     reused = set(aliases.values())
     after = {before: pair.after for pair in audited.pairs for before in pair.before}
     failed = [x for x in audited.inputs if x.donated and x.number not in reused]
-    kept = [x for x in after if not x.donated and after[x].number not in aliases]
+    kept = [
+        x
+        for x in after
+        if not x.donated and after[x].number >= 0 and after[x].number not in aliases
+    ]
     findings = []
     for leaves, fact, remedy in (
         (

@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from sfpo_jax.auditing._program import Audited, Leaf
+from sfpo_jax.auditing._leaves import Leaf
+from sfpo_jax.auditing._program import Audited
 from sfpo_jax.auditing._report import Finding
 from sfpo_jax.collectives import Array, read_arrays
 from sfpo_jax.memory import Origin

@@ -3,8 +3,11 @@
 import jax
 import jax.numpy as jnp
 
-from sfpo_jax.auditing._program import Audited, Pair, name_some
+from sfpo_jax.auditing._leaves import Pair
+from sfpo_jax.auditing._program import Audited, name_some
 from sfpo_jax.auditing._report import Finding
+
+_BYTES = ("int8", "uint8")  # what moments of one byte are kept in
 
 
 def find_growth(audited: Audited) -> list[Finding]:
@@ -30,9 +33,9 @@ def find_growth(audited: Audited) -> list[Finding]:
                 place,
                 f"{names}: goes in as {before} and comes back as {after}; the next "
                 "step is compiled anew, and keeps it so",
-                f"cast what is returned: .astype(jnp.{before})"
-                if before != "int8"
-                else "quantize what is returned, with its scales, as it came in",
+                "quantize what is returned, with its scales, as it came in"
+                if before in _BYTES
+                else f"cast what is returned: .astype(jnp.{before})",
             )
         )
     return findings
@@ -53,8 +56,5 @@ def _growth(pair: Pair) -> int:
 
 def _name(pair: Pair) -> str:
     """Of the array, or of the node that one array comes back for."""
-    first = pair.before[0]
-    depth = len(first.path) - len(pair.after.path)
-    return (
-        first.name if depth == 0 else first.name + f" and {len(pair.before) - 1} beside"
-    )
+    first, *others = pair.before
+    return f"{first.name} and {len(others)} beside" if others else first.name

@@ -39,6 +39,12 @@ def test_a_step_that_does_what_it_says_is_silent() -> None:
     assert str(report) == "no findings on cpu, compiled for cpu"
 
 
+def test_what_is_no_state_need_not_come_back_as_it_was() -> None:
+    params = {"w": GRADS, "b": BFLOAT16["mu"]}
+    report = sfpo.audit(jax.jit(lambda params, x: x @ params["w"]), params, GRADS)
+    assert report.ok, str(report)
+
+
 def test_state_that_is_not_donated() -> None:
     found = audit(jax.jit(steps.keeps), BFLOAT16, GRADS)
     assert list(found) == ["donation"]
