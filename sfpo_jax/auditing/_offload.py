@@ -20,6 +20,7 @@ class _Asked(NamedTuple):
 
     place: str
     shape: tuple[int, ...]
+    itemsize: int
     bytes: int  # of all turns of the loops around it
 
 
@@ -58,7 +59,8 @@ def _lost_values(audited: Audited) -> list[Finding]:
         for array in line.arrays
         if array.is_host
     ]
-    lost = [asked for asked in _asked(audited) if not _is_held(asked.shape, held)]
+    devices = math.prod(audited.inspected.mesh_shape.values())
+    lost = [asked for asked in _asked(audited) if not _is_held(asked, held, devices)]
     findings = []
     for place in dict.fromkeys(asked.place for asked in lost):
         # Computed again, a value is put there twice and kept once.
@@ -85,22 +87,24 @@ def _asked(audited: Audited) -> Iterator[_Asked]:
         for variable in equation.outvars:
             aval = variable.aval
             if getattr(aval, "memory_space", None) == jax.memory.Space.Host:
-                size = math.prod(aval.shape) * getattr(aval.dtype, "itemsize", 0)
-                yield _Asked(place_of(equation), tuple(aval.shape), size * times)
+                shape, itemsize = tuple(aval.shape), aval.dtype.itemsize
+                size = math.prod(shape) * itemsize * times
+                yield _Asked(place_of(equation), shape, itemsize, size)
 
 
-def _is_held(shape: Sequence[int], held: Sequence[Array]) -> bool:
-    """Whether the host has this array, a part of it, or a stack of them."""
-    return any(
-        len(array.dims) >= len(shape)
-        and all(
-            part > 0 and whole % part == 0
-            for whole, part in zip(
-                shape, array.dims[len(array.dims) - len(shape) :], strict=True
-            )
-        )
-        for array in held
-    )
+def _is_held(asked: _Asked, held: Sequence[Array], devices: int) -> bool:
+    """Whether the host has such an array, a part of one, or a stack of them."""
+    for array in held:
+        dims = array.dims[len(array.dims) - len(asked.shape) :]
+        parts = [
+            whole // part
+            for whole, part in zip(asked.shape, dims, strict=False)
+            if part and whole % part == 0
+        ]
+        is_like = len(parts) == len(asked.shape) and math.prod(parts) <= devices
+        if is_like and array._replace(dims=()).bytes == asked.itemsize:
+            return True
+    return False
 
 
 def _unknown_names(audited: Audited) -> list[Finding]:
