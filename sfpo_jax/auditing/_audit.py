@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from sfpo_jax.auditing._copies import copies_note, find_copies
 from sfpo_jax.auditing._donation import find_unreused
@@ -14,7 +15,7 @@ from sfpo_jax.auditing._program import Audited
 from sfpo_jax.auditing._reduction import find_dense_reductions
 from sfpo_jax.auditing._report import AuditReport, Finding
 from sfpo_jax.memory import Inspected, inspect_step
-from sfpo_jax.parallel import LayeredTrainStep
+from sfpo_jax.parallel import LayeredTrainStep, Step
 from sfpo_jax.transforms import COMPRESSED_SCOPE, is_per_rank
 
 _CHECKS: tuple[Callable[[Audited], list[Finding]], ...] = (
@@ -50,7 +51,8 @@ def audit(
       compiler: with `device`, as in `plan`.
       compressed_axes: mesh axes over which gradients are to travel compressed. None:
         those that the transformation of a train step reduces over itself, where it
-        has residuals or the phases of 1-bit Adam.
+        has residuals or the phases of 1-bit Adam; of another step those that residuals
+        among its arguments are cut over, and all where they are cut over none.
       releases_gradients: no more than one layer's gradient is to live at once. None:
         asked of `make_layered_train_step`'s steps and of no other.
 
@@ -100,8 +102,24 @@ def audit(
 
 
 def _compressed_axes(inspected: Inspected) -> tuple[str, ...]:
-    """Those over which a train step's transformation compresses."""
-    nodes = jax.tree.leaves(inspected.args, is_leaf=is_per_rank)
-    if COMPRESSED_SCOPE in inspected.text or any(map(is_per_rank, nodes)):
-        return tuple(getattr(inspected.step, "reduces", ()))
-    return ()
+    """Those over which a transformation in the step compresses, as its state tells.
+
+    Residuals that are not cut over any axis belong to a transformation without one. In
+    a step over several devices what it compresses has been reduced before.
+    """
+    leaves = jax.tree.leaves(inspected.args, is_leaf=is_per_rank)
+    nodes = [node for node in leaves if is_per_rank(node)]
+    if isinstance(inspected.step, Step):
+        is_compressed = nodes or COMPRESSED_SCOPE in inspected.text
+        return inspected.step.reduces if is_compressed else ()
+    specs = [
+        leaf.sharding.spec
+        for leaf in jax.tree.leaves(nodes)
+        if isinstance(getattr(leaf, "sharding", None), NamedSharding)
+    ]
+    first = [spec[0] for spec in specs if len(spec) and spec[0] is not None]
+    cut = {
+        axis for axes in first for axis in ([axes] if isinstance(axes, str) else axes)
+    }
+    wide = [axis for axis, size in inspected.mesh_shape.items() if size > 1]
+    return tuple(axis for axis in wide if nodes and (axis in cut or not cut))

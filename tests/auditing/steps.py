@@ -172,6 +172,23 @@ def build_dense_before_signs(mesh: Any) -> Any:
     return jax.jit(run, donate_argnums=(0, 1)), *args
 
 
+def build_signs_without_axis(mesh: Any) -> Any:
+    """Leaves it to the compiler to reduce, which does so before anything is packed."""
+    tx = sfpo.compressed_mean(sfpo.compression.sign(), axis_name=None)
+
+    def step(params: Any, opt_state: Any, x: Any) -> Any:
+        grads = jax.grad(mean_loss)(params, x)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return params - RATE * updates, opt_state
+
+    opt_state = jax.eval_shape(tx.init, STACK)
+    whole, split = PartitionSpec(), PartitionSpec("data")
+    specs = jax.tree.map(lambda _: whole, opt_state)
+    args = zip((STACK, opt_state, X), (whole, specs, split), strict=True)
+    args = [placed(mesh, *arg) for arg in args]
+    return jax.jit(step, donate_argnums=(0, 1)), *args
+
+
 def build_planted(mesh: Any) -> Any:
     """Momentum in bfloat16 as it is often written, with four faults."""
 

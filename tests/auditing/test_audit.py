@@ -138,18 +138,19 @@ def test_state_that_does_not_go_back_to_the_host() -> None:
     "options", [{}, pytest.param(A100, marks=needs_gpu_compiler)], ids=["cpu", "a100"]
 )
 def test_a_gradient_averaged_before_it_is_compressed(options: dict[str, Any]) -> None:
-    found = audit(
-        steps.build_dense_before_signs,
-        mesh_shape={"data": 2},
-        compressed_axes=["data"],
-        **options,
-    )
+    build = steps.build_dense_before_signs
+    found = audit(build, mesh_shape={"data": 2}, **options)
     assert list(found) == ["reduction"]
     # Over two ranks an all-reduce sends what it reduces.
     assert found["reduction"].bytes == 4 * DEPTH * ENTRIES
-    build = steps.build_dense_before_signs
     assert found["reduction"].source == line_of(build, "# dense")
     assert "all-reduce of gradients in f32 over 'data'" in found["reduction"].message
+
+
+def test_signs_in_a_jit_that_shards_by_itself_come_after_a_dense_reduction() -> None:
+    found = audit(steps.build_signs_without_axis, mesh_shape={"data": 2})
+    assert list(found) == ["reduction"]
+    assert found["reduction"].bytes == 4 * DEPTH * ENTRIES
 
 
 @pytest.mark.parametrize(
