@@ -3,6 +3,8 @@
 from sfpo_jax import compression as compression
 from sfpo_jax import memory as memory
 from sfpo_jax import tuning as tuning
+from sfpo_jax.auditing import AuditReport as AuditReport
+from sfpo_jax.auditing import audit as audit
 from sfpo_jax.memory import Plan as Plan
 from sfpo_jax.memory import RecomputePlan as RecomputePlan
 from sfpo_jax.memory import assert_fits as assert_fits

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from sfpo_jax import _diagnose, _doctor, _tune
+from sfpo_jax.auditing import add_audit_arguments, run_audit
 from sfpo_jax.memory import add_plan_arguments, run_plan
 from sfpo_jax.parallel import (
     add_launch_arguments,
@@ -40,6 +41,11 @@ COMMANDS = {
         "how much memory a program takes on a GPU that is not there, and whose it is",
         run_plan,
         add_plan_arguments,
+    ),
+    "audit": Command(
+        "what a compiled step does otherwise than was asked: copies, dense transfers",
+        run_audit,
+        add_audit_arguments,
     ),
     "links": Command(
         "how fast the links between the devices are, and what is fastest over them",

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 # Highest first, as in docs/architecture.md.
 ROOMS = [
     "training",
+    "auditing",
     "parallel",
     "memory",
     "transforms",

@@ -36,6 +36,7 @@ def test_an_example_runs(source: str) -> None:
     "page",
     [
         "README.md",
+        "docs/audit.md",
         "docs/convergence.md",
         "docs/gpt.md",
         "docs/memory.md",

@@ -23,6 +23,11 @@ from sfpo_jax.collectives._cost import Method as Method
 from sfpo_jax.collectives._cost import choose_method as choose_method
 from sfpo_jax.collectives._cost import estimate as estimate
 from sfpo_jax.collectives._cost import methods as methods
+from sfpo_jax.collectives._hlo import Array as Array
+from sfpo_jax.collectives._hlo import Instruction as Instruction
+from sfpo_jax.collectives._hlo import Program as Program
+from sfpo_jax.collectives._hlo import parse_hlo as parse_hlo
+from sfpo_jax.collectives._hlo import read_arrays as read_arrays
 from sfpo_jax.collectives._low_rank import MIN_COMPRESSION as MIN_COMPRESSION
 from sfpo_jax.collectives._low_rank import Factors as Factors
 from sfpo_jax.collectives._low_rank import LowRankMean as LowRankMean

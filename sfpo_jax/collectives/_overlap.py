@@ -9,14 +9,10 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from sfpo_jax.collectives._hlo import Program, parse_hlo
+from sfpo_jax.collectives._hlo import Instruction, Program, parse_hlo
 from sfpo_jax.collectives._wire import read_transfers
 
 _BODY = re.compile(r'\bbody=%?([\w.\-]+).*"known_trip_count":\{"n":"(\d+)"\}')
-_CALLED = re.compile(
-    r"(?:calls|to_apply|body|(?:true|false)_computation)=%?([\w.\-]+)"
-    r"|branch_computations=\{([^}]*)\}"
-)
 _PRODUCT = re.compile(
     r'[\s})](?:dot|convolution)\(|custom_call_target="__cu(?:blas|dnn)'
 )
@@ -62,7 +58,8 @@ def overlaps(hlo: str, mesh_shape: Mapping[str, int]) -> list[Overlap]:
     for name, instructions in program.computations.items():
         flying: dict[str, tuple[int, int]] = {}  # start -> (place in `found`, products)
         count = 0
-        for own, line in instructions:
+        for instruction in instructions:
+            own, line = instruction
             if done := _DONE.search(line):
                 if done[1] in flying:
                     place, before = flying.pop(done[1])
@@ -75,22 +72,23 @@ def overlaps(hlo: str, mesh_shape: Mapping[str, int]) -> list[Overlap]:
                 shape = line[: line.index(f" {transfer.opcode}(")]
                 axis, sent = transfer.axis, transfer.sent
                 found.append(Overlap(opcode, shape, axis, sent, 0, turns.get(name, 1)))
-            count += _is_product(program, line, holds)
+            count += _is_product(program, instruction, holds)
     return found
 
 
-def _is_product(program: Program, line: str, holds: dict[str, bool]) -> bool:
+def _is_product(
+    program: Program, instruction: Instruction, holds: dict[str, bool]
+) -> bool:
     """Whether an instruction, or what it calls, multiplies matrices.
 
     `holds` keeps the answers for computations.
     """
-    if _PRODUCT.search(line):
+    if _PRODUCT.search(instruction.rest):
         return True
-    for one, several in _CALLED.findall(line):
-        for name in filter(None, (one, *several.replace("%", "").split(", "))):
-            if name not in holds:
-                inner = [rest for _, rest in program.computations.get(name, ())]
-                holds[name] = any(_is_product(program, rest, holds) for rest in inner)
-            if holds[name]:
-                return True
+    for name in instruction.called:
+        if name not in holds:
+            inner = program.computations.get(name, ())
+            holds[name] = any(_is_product(program, each, holds) for each in inner)
+        if holds[name]:
+            return True
     return False

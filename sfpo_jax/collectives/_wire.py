@@ -16,14 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sfpo_jax.collectives._hlo import Program, parse_hlo
+from sfpo_jax.collectives._hlo import Array, Program, parse_hlo, read_arrays
 
 _OPCODE = re.compile(r"(?:^|[\s})])([a-z][a-z0-9\-]*)\(")
-_ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([\d,]*)\]")
-_CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
-_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-_TWO_BRANCHES = re.compile(r"(?:true|false)_computation=%?([\w.\-]+)")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _SCOPE = re.compile(r'op_name="([^"]*)"')
 _EXPLICIT_GROUP = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _IOTA_GROUPS = re.compile(
@@ -50,6 +45,8 @@ class Transfer(NamedTuple):
       sent: bytes one device sends, each time it runs.
       times: how often it runs in the program.
       scope: the path of names it was traced under.
+      arrays: what it returns; the start of an asynchronous one lists more.
+      name: the instruction's own.
     """
 
     opcode: str
@@ -58,6 +55,8 @@ class Transfer(NamedTuple):
     sent: float
     times: int
     scope: str
+    arrays: tuple[Array, ...] = ()
+    name: str = ""
 
 
 def transfers(
@@ -99,28 +98,27 @@ def _walk(
     def descend(name: str, count: int) -> list[Transfer]:
         return _walk(program, name, count, mesh_shape, phase, phases)
 
-    for _, line in program.computations[name]:
-        opcode_at = _OPCODE.search(line)
-        opcode = opcode_at[1] if opcode_at else ""
+    for instruction in program.computations[name]:
+        opcode, called = instruction.opcode, instruction.called
         if opcode in _COLLECTIVES:
-            moved += read_transfers(line, times, mesh_shape)
+            found = read_transfers(instruction.rest, times, mesh_shape)
+            moved += [transfer._replace(name=instruction.name) for transfer in found]
         elif opcode == "conditional":
-            branches = [descend(name, times) for name in _branches(line)]
-            tags = [_phase_of(program, name, phases) for name in _branches(line)]
+            branches = [descend(name, times) for name in called]
+            tags = [_phase_of(program, name, phases) for name in called]
             if phase is not None and any(tags):
                 branches = [
                     b for b, tag in zip(branches, tags, strict=True) if tag == phase
                 ]
             moved += max(branches, key=_sent, default=[])
         elif opcode == "while":
-            trips = _TRIPS.search(line)
-            count = times * (int(trips[1]) if trips else 1)
-            for name in _CALLED.findall(line):
+            count = times * (instruction.turns or 1)
+            for name in called:
                 tag = _phase_of(program, name, phases)
                 into = phases_moved.setdefault(tag, []) if tag else moved
                 into += descend(name, count)
         elif opcode in ("call", "fusion", "async-start"):
-            for name in _CALLED.findall(line):
+            for name in called:
                 moved += descend(name, times)
     if phase is None:
         return moved + max(phases_moved.values(), key=_sent, default=[])
@@ -129,12 +127,6 @@ def _walk(
 
 def _sent(moved: Sequence[Transfer]) -> float:
     return sum(t.sent * t.times for t in moved)
-
-
-def _branches(line: str) -> list[str]:
-    if found := _BRANCHES.search(line):
-        return [name.strip().lstrip("%") for name in found[1].split(",")]
-    return _TWO_BRANCHES.findall(line)
 
 
 def _phase_of(program: Program, name: str, phases: Sequence[str]) -> str | None:
@@ -165,8 +157,8 @@ def read_transfers(
     axis, ranks = _axis_of(rest, mesh_shape)
     if ranks == 1:
         return []
-    arrays = _ARRAY.findall(shape)
-    total = sum(_bytes(dtype, dims) for dtype, dims in arrays)
+    arrays = read_arrays(shape)
+    total = sum(array.bytes for array in arrays)
     is_start = opcode.endswith("-start")
     share = (ranks - 1) / ranks
     if opcode in _ALL_REDUCE:
@@ -176,22 +168,16 @@ def read_transfers(
         sent = share * (total / 2 if is_start else total)
     elif opcode in _PERMUTES:
         # Its start lists the operand, the result and two context words.
-        sent = float(_bytes(*arrays[0]))
+        sent = float(arrays[0].bytes)
     else:
         full = total if opcode == "all-gather" else total * ranks
         if is_start:
             full = total * ranks / (ranks + 1)
         sent = share * full
     scope = _SCOPE.search(rest)
-    dtypes = tuple(sorted({dtype for dtype, _ in arrays}))
-    return [Transfer(opcode, axis, dtypes, sent, times, scope[1] if scope else "")]
-
-
-def _bytes(dtype: str, dims: str) -> int:
-    count = math.prod(int(d) for d in dims.split(",") if d)
-    digits = re.search(r"\d+", dtype)  # f8e4m3fn: the first are the width
-    bits = int(digits[0]) if digits else 8 * (dtype == "pred")
-    return -(-count * bits // 8)
+    dtypes = tuple(sorted({array.dtype for array in arrays}))
+    name = scope[1] if scope else ""
+    return [Transfer(opcode, axis, dtypes, sent, times, name, arrays)]
 
 
 def _axis_of(rest: str, mesh_shape: Mapping[str, int]) -> tuple[str, int]:

@@ -21,8 +21,8 @@ from sfpo_jax.units import format_bytes
 _USAGE_ERROR = 2
 
 
-def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+def add_target_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is compiled, for which devices, by whom; and the form of the answer."""
     parser.add_argument(
         "target",
         metavar="TARGET",
@@ -35,10 +35,16 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--mesh", default="data=1", help="axes and sizes, e.g. node=2,data=8"
     )
     parser.add_argument(
-        "--budget", help="what a device may hold, e.g. 40GB; all its memory if not said"
-    )
-    parser.add_argument(
         "--compiler", default="auto", choices=("auto", "gpu", "cpu"), help="whose"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    add_target_arguments(parser)
+    parser.add_argument(
+        "--budget", help="what a device may hold, e.g. 40GB; all its memory if not said"
     )
     parser.add_argument(
         "--max-batch-size",
@@ -48,7 +54,6 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--multiple-of", type=int, default=1, metavar="N", help="of that batch"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--no-cache", action="store_true", help="compile anew")
 
 

@@ -13,7 +13,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from sfpo_jax.collectives import transfers, wire_bytes
-from sfpo_jax.memory._buffers import covered, read_dump
+from sfpo_jax.memory._buffers import Assignment, covered, read_dump
 from sfpo_jax.memory._cache import Cache
 from sfpo_jax.memory._lowered import compiler_options
 from sfpo_jax.memory._measurement import Measurement
@@ -65,10 +65,7 @@ def measure(
 
 
 def _compile(lowered: Any, mesh_shape: Mapping[str, int]) -> Measurement:
-    with tempfile.TemporaryDirectory(prefix="sfpo-plan-") as folder:
-        with _no_compilation_cache():
-            compiled, dump = _try_compile(lowered, Path(folder))
-        assigned = read_dump(dump)
+    compiled, assigned, without_triton = compile_and_read(lowered)
     stats = compiled.memory_analysis()
     buffers = assigned.buffers if assigned else ()
     activations = covered(b for b in buffers if b.is_activation)
@@ -83,8 +80,20 @@ def _compile(lowered: Any, mesh_shape: Mapping[str, int]) -> Measurement:
         parameters=assigned.parameters if assigned else {},
         buffers=buffers[:_KEPT_BUFFERS],
         wire_bytes=wire_bytes(sent),
-        without_triton=dump.name == _NO_TRITON,
+        without_triton=without_triton,
     )
+
+
+def compile_and_read(lowered: Any) -> tuple[Any, Assignment | None, bool]:
+    """The compiled program, its memory, and whether it was compiled without Triton.
+
+    Raises:
+      CompileError: the compiler gave up.
+    """
+    with tempfile.TemporaryDirectory(prefix="sfpo-plan-") as folder:
+        with _no_compilation_cache():
+            compiled, dump = _try_compile(lowered, Path(folder))
+        return compiled, read_dump(dump), dump.name == _NO_TRITON
 
 
 def _try_compile(lowered: Any, folder: Path) -> tuple[Any, Path]:

@@ -3,9 +3,11 @@
 Read here and nowhere else, and only where it is there: without it a plan tells less.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
+
+T = TypeVar("T")
 
 
 def program_devices(lowered: Any) -> tuple[Any, ...]:
@@ -21,7 +23,7 @@ def compiler_options(lowered: Any) -> str:
     return repr(sorted(found)) if found else ""
 
 
-def keep_used(classes: list[str], lowered: Any) -> list[str]:
+def keep_used(classes: list[T], lowered: Any) -> list[T]:
     """Of a list as long as the arguments, what stands for those the program uses.
 
     `jax.jit` drops the others; the compiled program's parameters are the rest.

@@ -83,19 +83,19 @@ def plan(
     """
     card = find_device(device)
     limit = budget_bytes(card, budget)
-    compiler, notes = _choose(compiler)
+    compiler, notes = choose_compiler(compiler)
     if mesh_shape is None:
         if not hasattr(step, "lower"):
             raise TypeError(
                 f"`step` must have .lower(*args), got {step!r}: pass jax.jit(step), or "
                 "build(mesh) -> (step, *args) together with `mesh_shape`."
             )
-        target = _Target(compiler, card, None)
+        target = Target(compiler, card, None)
     else:
-        target = _Target(compiler, card, planning_mesh(card, mesh_shape, compiler))
-        step, args = _build(step, target.mesh)
+        target = Target(compiler, card, planning_mesh(card, mesh_shape, compiler))
+        step, args = build_step(step, target.mesh)
     lowered, shapes, devices = target.lower(step, args)
-    if compiler == "gpu" and _platform(devices) == "cpu":
+    if compiler == "gpu" and platform_of(devices) == "cpu":
         compiler = "cpu"
         notes.append(
             "the step is bound to CPU devices, so the CPU compiler planned it: pass "
@@ -152,7 +152,9 @@ def open_step(
     """(step, arguments) of what `plan` takes, built where it has to be."""
     if mesh_shape is None:
         return step, args
-    return _build(step, planning_mesh(card, mesh_shape, _choose(compiler)[0]))
+    return build_step(
+        step, planning_mesh(card, mesh_shape, choose_compiler(compiler)[0])
+    )
 
 
 def budget_bytes(card: Device, budget: str | None) -> int:
@@ -160,11 +162,11 @@ def budget_bytes(card: Device, budget: str | None) -> int:
     return card.memory_bytes if budget is None else parse_bytes(budget, name="budget")
 
 
-class _Target(NamedTuple):
+class Target(NamedTuple):
     """Where a program is to run."""
 
     compiler: str
-    card: Device
+    card: Device | None  # None: what is at hand, by the compiler "cpu"
     mesh: Any  # None: one device
 
     def lower(self, step: Any, args: Sequence[Any]) -> tuple[Any, Sequence[Any], Any]:
@@ -176,12 +178,13 @@ class _Target(NamedTuple):
             getattr(leaf, "sharding", None) is not None
             for leaf in jax.tree.leaves(shapes)
         )
-        if self.compiler == "cpu" or is_placed or _platform(devices) != "cpu":
+        if self.compiler == "cpu" or is_placed or platform_of(devices) != "cpu":
             return lowered, shapes, devices
         # Nothing says where the arguments lie: they go where the plan is for.
         if self.mesh is not None:
             sharding: Any = NamedSharding(self.mesh, PartitionSpec())
         else:
+            assert self.card is not None
             sharding = SingleDeviceSharding(gpu_devices(self.card, 1, 1)[0])
 
         def place(leaf: Any) -> Any:
@@ -194,7 +197,7 @@ class _Target(NamedTuple):
         return lowered, shapes, program_devices(lowered)
 
 
-def _choose(compiler: str) -> tuple[str, list[str]]:
+def choose_compiler(compiler: str) -> tuple[str, list[str]]:
     """The compiler that is there, and what to say about it."""
     if compiler not in _COMPILERS:
         raise ValueError(
@@ -209,7 +212,7 @@ def _choose(compiler: str) -> tuple[str, list[str]]:
     return "cpu", [f"the GPU compiler cannot be used: {remedy}"]
 
 
-def _build(build: Callable[[Any], Any], mesh: Any) -> tuple[Any, tuple[Any, ...]]:
+def build_step(build: Callable[[Any], Any], mesh: Any) -> tuple[Any, tuple[Any, ...]]:
     remedy = "with `mesh_shape` pass build(mesh) -> (step, *args)"
     if hasattr(build, "lower") or not callable(build):
         raise TypeError(f"`step` is bound to its mesh already, got {build!r}: {remedy}")
@@ -232,7 +235,7 @@ def _shape(leaf: Any) -> Any:
     return leaf
 
 
-def _platform(devices: Sequence[Any]) -> str:
+def platform_of(devices: Sequence[Any]) -> str:
     return devices[0].platform
 
 

@@ -98,10 +98,7 @@ def planning_mesh(
       ValueError: a size below 1, or more CPU devices than there are.
       MissingCompilerError: as `gpu_devices`.
     """
-    shape = {name: 1 for name in AXES} | dict(mesh_shape)
-    if min(shape.values()) < 1:
-        given = dict(mesh_shape)
-        raise ValueError(f"`mesh_shape` must have sizes of 1 or more, got {given}.")
+    shape = _with_all_axes(mesh_shape)
     nodes, number = shape["node"], math.prod(shape.values())
     if compiler == "gpu":
         devices = gpu_devices(device, nodes, number // nodes)
@@ -113,11 +110,39 @@ def planning_mesh(
                 f"set XLA_FLAGS=--xla_force_host_platform_device_count={number} before "
                 f"JAX starts, or install the GPU compiler: {install_command()}"
             )
+    return _mesh(shape, devices[:number])
+
+
+def local_mesh(mesh_shape: Mapping[str, int]) -> Mesh:
+    """The same mesh of the devices at hand.
+
+    Raises:
+      ValueError: a size below 1, or more devices than there are.
+    """
+    shape = _with_all_axes(mesh_shape)
+    number, devices = math.prod(shape.values()), jax.devices()
+    if len(devices) < number:
+        raise ValueError(
+            f"`mesh_shape` needs {number} devices, there are {len(devices)}: name a "
+            "`device`, e.g. 'a100-80gb', to compile for cards that are not there."
+        )
+    return _mesh(shape, devices[:number])
+
+
+def _with_all_axes(mesh_shape: Mapping[str, int]) -> dict[str, int]:
+    shape = {name: 1 for name in AXES} | dict(mesh_shape)
+    if min(shape.values()) < 1:
+        given = dict(mesh_shape)
+        raise ValueError(f"`mesh_shape` must have sizes of 1 or more, got {given}.")
+    return shape
+
+
+def _mesh(shape: Mapping[str, int], devices: list[Any]) -> Mesh:
     return jax.make_mesh(
         tuple(shape.values()),
         tuple(shape),
         axis_types=(AxisType.Auto,) * len(shape),
-        devices=devices[:number],
+        devices=devices,
     )
 
 

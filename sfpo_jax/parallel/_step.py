@@ -49,6 +49,7 @@ class Step(abc.ABC):
     op_axes: Axes  # ("op",) where operators are split, else ()
     frozen: Any  # what the loss reads and nobody trains, on every device; or None
     offload: tuple[_offload.Offload, ...]  # what lies in the host's memory
+    _reduces: Axes | None  # None until parameters are seen
 
     def __init__(
         self,
@@ -77,6 +78,11 @@ class Step(abc.ABC):
         self._ranks = math.prod(mesh.shape[name] for name in self.batch_axes)
         self._stages = max(2, pipeline_depth)
         self._jitted = self._jit()
+
+    @property
+    def reduces(self) -> Axes:
+        """The axes `tx` reduces over itself; () before parameters are seen."""
+        return self._reduces or ()
 
     def _jit(self) -> Any:
         # A function of its own each time, for JAX keeps what it traced by function.
