@@ -51,7 +51,7 @@ _FAINT = "#868e96"
 _SHOWN_VALUES = 8
 _FAR = 2.5  # times the peak; a limit above it would press the picture flat
 _NOTEWORTHY = 0.01  # holes, as a share of the peak
-_LETTER = 0.0095  # of the picture's width, at the size of the phases' names
+_LETTER = 0.006  # of the picture's width, at the size of the phases' names
 
 
 def save_lifetimes(path: str | Path, plan: Plan) -> None:
@@ -191,7 +191,9 @@ def _strip(axis: Any, lives: Lifetimes) -> None:
         lines = phase.split()
         if (stop - start) / end > _LETTER * max(map(len, lines)):
             middle, text = (start + stop) / 2, "\n".join(lines)
-            axis.text(middle, 0.5, text, ha="center", va="center", fontsize=8, zorder=3)
+            axis.text(
+                middle, 0.5, text, ha="center", va="center", fontsize=7.5, zorder=3
+            )
     axis.set_ylim(0, 1)
     axis.set_yticks([0.5], ["runs"])
     axis.tick_params(left=False, bottom=False)
