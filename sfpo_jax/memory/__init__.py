@@ -19,6 +19,8 @@ from sfpo_jax.memory._fits import assert_fits as assert_fits
 from sfpo_jax.memory._flops import count_flops as count_flops
 from sfpo_jax.memory._lifetimes import Lifetimes as Lifetimes
 from sfpo_jax.memory._lifetimes import LifetimesError as LifetimesError
+from sfpo_jax.memory._origins import Origin as Origin
+from sfpo_jax.memory._origins import origins as origins
 from sfpo_jax.memory._picture import save_lifetimes as save_lifetimes
 from sfpo_jax.memory._plan import Plan as Plan
 from sfpo_jax.memory._planner import plan as plan
