@@ -55,10 +55,14 @@ class Program(NamedTuple):
 
     module: str
     work: dict[str, Work]  # by instruction
+    kernels: dict[str, Work]  # by the names that XLA gives its own kernels
 
     def find(self, module: str, name: str) -> Work | None:
         """The instruction behind an event of a trace, None of another program's."""
-        return self.work.get(name) if module in ("", self.module) else None
+        if module not in ("", self.module):
+            return None
+        # Kernels of a CUDA graph have no instruction beside them, and its name.
+        return self.work.get(name) or self.kernels.get(name)
 
 
 def read_program(hlo: str) -> Program:
@@ -77,7 +81,8 @@ def read_program(hlo: str) -> Program:
         for lines in computations.values()
         for name, rest in lines
     }
-    return Program(module[1] if module else "", work)
+    kernels = {name.replace(".", "_"): found for name, found in work.items()}
+    return Program(module[1] if module else "", work, kernels)
 
 
 def kind_by_name(name: str) -> str | None:
@@ -85,6 +90,8 @@ def kind_by_name(name: str) -> str | None:
     lowered = name.lower()
     if "nccl" in lowered or lowered.startswith(_COLLECTIVE_OPCODES):
         return COLLECTIVES
+    if "sfpo" in lowered:
+        return NATIVE
     if lowered.startswith(("memcpy", "memset", "copy")):
         return COPIES
     if lowered.startswith(tuple(_CONTAINERS)):

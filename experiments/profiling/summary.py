@@ -90,7 +90,7 @@ def summarise(
         _notes(peak),
         *(_longest(profile) for profile in profiles),
         "The traces open in Perfetto (https://ui.perfetto.dev) or XProf: "
-        + ", ".join(f"`{profile.folder}`" for profile in profiles)
+        + ", ".join(f"`{_place(profile.folder)}`" for profile in profiles)
         + ".",
     ]
     return "\n\n".join(parts) + "\n"
@@ -141,6 +141,11 @@ def _operation(operation: Operation, profile: Profile) -> list[str]:
         f"{operation.runs:.3g}",
         place,
     ]
+
+
+def _place(folder: Path) -> str:
+    """A folder of traces as it lies in that of the run."""
+    return "/".join(folder.parts[-3:])
 
 
 def _range(profile: Profile) -> str:

@@ -189,10 +189,12 @@ def _strip(axis: Any, lives: Lifetimes) -> None:
     for (start, phase), (stop, _) in pairwise([*lives.phases, (end, "")]):
         axis.axvspan(start, stop, color=_PHASES[phase], linewidth=0)
         lines = phase.split()
-        if (stop - start) / end > _LETTER * max(map(len, lines)):
+        room = (stop - start) / end / max(map(len, lines))
+        if room > _LETTER:
             middle, text = (start + stop) / 2, "\n".join(lines)
+            size = 8 if room > 1.5 * _LETTER else 5.5
             axis.text(
-                middle, 0.5, text, ha="center", va="center", fontsize=7.5, zorder=3
+                middle, 0.5, text, ha="center", va="center", fontsize=size, zorder=3
             )
     axis.set_ylim(0, 1)
     axis.set_yticks([0.5], ["runs"])

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from jax.profiler import ProfileData
 
 from experiments import vit_l
 from experiments.profiling.breakdown import break_down
@@ -20,7 +21,7 @@ from experiments.profiling.kinds import (
     read_program,
 )
 from experiments.profiling.summary import peak_flops
-from experiments.profiling.trace import Event, Trace
+from experiments.profiling.trace import Event, Trace, read_trace
 from tests.experiments.test_vit_l import only_run, options
 
 HLO = """HloModule jit_step, is_scheduled=true
@@ -72,8 +73,17 @@ def test_kinds_are_read_from_the_program() -> None:
     assert work.origin is not None and work.origin.op_name == "f/psum"
     # Another program may use the same names for something else.
     assert program.find("jit_other", "psum.2") is None
-    names = ["ncclDevKernel_AllReduce", "MemcpyD2D", "sm90_gemm", "while.3", "fusion.1"]
-    kinds = [COLLECTIVES, COPIES, PRODUCTS, None, ELEMENTWISE]
+    # The kernel of an instruction, in a CUDA graph.
+    assert program.find("", "psum_2") == work
+    names = [
+        "sfpo::Encode",
+        "ncclDevKernel_AllReduce",
+        "MemcpyD2D",
+        "sm90_gemm",
+        "while.3",
+        "fusion.1",
+    ]
+    kinds = [NATIVE, COLLECTIVES, COPIES, PRODUCTS, None, ELEMENTWISE]
     assert [kind_by_name(name) for name in names] == kinds
 
 
@@ -110,6 +120,51 @@ def test_each_moment_counts_once() -> None:
     assert (first.name, first.kind, first.runs) == ("psum.2", COLLECTIVES, 0.5)
     with pytest.raises(ValueError, match="no operations"):
         break_down(Trace(0, 200, [], []), 2, read_program(HLO))
+
+
+XSPACE = """
+planes { name: "/device:GPU:1"
+  lines { name: "Stream #13(Compute)" timestamp_ns: 1000
+    events { metadata_id: 1 offset_ps: 50000 duration_ps: 20000
+      stats { metadata_id: 1 str_value: "gemm" }
+      stats { metadata_id: 2 str_value: "jit_step" } }
+    events { metadata_id: 2 offset_ps: 80000 duration_ps: 10000 } }
+  lines { name: "XLA Modules" timestamp_ns: 1000
+    events { metadata_id: 1 offset_ps: 0 duration_ps: 90000 } }
+  event_metadata { key: 1 value { id: 1 name: "sm90_xmma" } }
+  event_metadata { key: 2 value { id: 2 name: "MemcpyD2D" } }
+  stat_metadata { key: 1 value { id: 1 name: "hlo_op" } }
+  stat_metadata { key: 2 value { id: 2 name: "hlo_module" } } }
+planes { name: "/host:CPU"
+  lines { name: "python" timestamp_ns: 1000
+    events { metadata_id: 1 offset_ps: 10000 duration_ps: 100000 }
+    events { metadata_id: 2 offset_ps: 45000 duration_ps: 10
+      stats { metadata_id: 1 int64_value: 30 } } }
+  event_metadata { key: 1 value { id: 1 name: "profiled steps" } }
+  event_metadata { key: 2 value { id: 2 name: "waited for input" } }
+  stat_metadata { key: 1 value { id: 1 name: "ns" } } }
+"""
+
+
+def test_a_gpus_streams_are_read(tmp_path: Path) -> None:
+    """As XLA writes them: a plane a card, a line a stream, kernels with their HLO."""
+    path = tmp_path / "plugins" / "host.xplane.pb"
+    with pytest.raises(ValueError, match="has no trace"):
+        read_trace(tmp_path)
+    path.parent.mkdir()
+    path.write_bytes(ProfileData.text_proto_to_serialized_xspace(XSPACE))
+    trace = read_trace(tmp_path)
+    # Times begin with the first of all events, which the lines' own clock precedes.
+    assert trace.end - trace.begin == 100
+    at = trace.begin - 10
+    assert trace.waits == [(at + 15, at + 45)]
+    assert trace.events == [
+        Event(1, "jit_step", "gemm", at + 50, at + 70),
+        Event(1, "", "MemcpyD2D", at + 80, at + 90),
+    ]
+    found = break_down(trace, 1, read_program(HLO))
+    ns = {kind: round(1e9 * s) for kind, s in found.parts.items() if s}
+    assert ns == {PRODUCTS: 20, COPIES: 10, INPUT: 30, IDLE: 40}
 
 
 def test_peaks_of_cards_that_are_known() -> None:
