@@ -1,5 +1,6 @@
 """A trace of `jax.profiler`, read without TensorFlow."""
 
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,9 +39,21 @@ def read_trace(folder: Path) -> Trace:
     files = sorted(folder.glob("**/*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     if not files:
         raise ValueError(f"`{folder}` has no trace: the profiler wrote none.")
+    with warnings.catch_warnings():
+        # On newer Pythons the reader's own types lack what Python asks for; as an error
+        # that would end the process inside C++.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        trace = _read(files[-1])
+    if trace is None:
+        raise ValueError(f"`{files[-1]}` does not say which steps it is of.")
+    return trace
+
+
+def _read(path: Path) -> Trace | None:
+    """What a file holds; None without the annotation of the steps."""
     window: tuple[float, float] | None = None
     waits, events = [], []
-    for plane in ProfileData.from_file(str(files[-1])).planes:
+    for plane in ProfileData.from_file(str(path)).planes:
         name = plane.name or ""
         device = int(name.removeprefix(_GPU)) if name.startswith(_GPU) else None
         for line in plane.lines:
@@ -61,9 +74,7 @@ def read_trace(folder: Path) -> Trace:
                     waits.append((begin - int(_stats(event)["ns"]), begin))
                 elif (found := _operation(event)) is not None:
                     events.append(found)
-    if window is None:
-        raise ValueError(f"`{files[-1]}` does not say which steps it is of.")
-    return Trace(*window, waits, events)
+    return None if window is None else Trace(*window, waits, events)
 
 
 def _operation(event: Any) -> Event | None:
