@@ -169,7 +169,11 @@ def run_contender(
         correct, loss, images = sums.tolist()
         return {"test_accuracy": correct / images, "test_loss": loss / images}
 
-    with _watch(recorder, log, contender, train, step, state, batches) as monitor:
+    watching: AbstractContextManager[Monitor] = contextlib.nullcontext(log)
+    if recorder is not None:
+        name, phases, first = contender.name, contender.phases, _peek(batches)
+        watching = recorder.watching(log, name, phases, train, step, task, state, first)
+    with watching as monitor:
         done = fit(
             step,
             state,
@@ -203,23 +207,6 @@ def run_contender(
         seconds=log.seconds_before + time.perf_counter() - began,
         skipped=int(done.state.skipped),
     )
-
-
-def _watch(
-    recorder: Recorder | None,
-    log: RunLog,
-    contender: Contender,
-    train: Train,
-    step: Step,
-    state: TrainState,
-    batches: DataIterator,
-) -> AbstractContextManager[Monitor]:
-    """What is told of the run: its log, and perhaps a profiler before it."""
-    if recorder is None:
-        return contextlib.nullcontext(log)
-    first = _peek(batches)
-    name, phases = contender.name, contender.phases
-    return recorder.watching(log, name, phases, train, step, state, first)
 
 
 def _peek(batches: DataIterator) -> Any:

@@ -48,9 +48,6 @@ class Profiler(Monitor):
         self._log, self._folder, self._phases, self._train = log, folder, phases, train
         intervals = (train.evaluate_every, train.checkpoint_every, train.agree_every)
         self._pauses = [every for every in intervals if every != "none"]
-        longest = min(*self._pauses, train.steps)
-        # Where pauses follow closely, half of what lies between them.
-        self._wanted = min(STEPS, max(1, longest // 2))
         self._began = 0  # first step of the phase that was seen
         self._phase = ""
         self._open: Window | None = None
@@ -82,10 +79,10 @@ class Profiler(Monitor):
         phase = self._phase_of(done)
         if phase != self._phase:
             self._phase, self._began = phase, done
-        room = min(self._room(done), STEPS)
+        wanted, room = self._wanted(), min(self._room(done), STEPS)
         is_new = all(window.phase != phase for window in self.windows)
-        is_settled = done - self._began >= min(SETTLED, self._wanted - 1)
-        if is_new and is_settled and room >= self._wanted:
+        is_settled = done - self._began >= min(SETTLED, wanted - 1)
+        if is_new and is_settled and room >= wanted:
             self._wait(done, state)
             self._begin(Window(phase, done + 1, room, self._folder / phase))
 
@@ -154,10 +151,19 @@ class Profiler(Monitor):
         steps = range(window.first - 1, window.first - 1 + window.steps)
         return {self._phase_of(step) for step in steps} == {window.phase}
 
+    def _wanted(self) -> int:
+        """Steps to trace of this phase: where pauses follow closely, or it is short,
+        half of what there is in a row."""
+        longest = min(*self._pauses, self._ahead(self._began))
+        return min(STEPS, max(1, longest // 2))
+
     def _room(self, done: int) -> int:
-        """Steps until the next pause, the end or another phase; 0 before a pause."""
+        """Steps until the next pause or another phase; 0 before a pause."""
         until = min((every - done % every) % every for every in self._pauses)
-        until = min(until, self._train.steps - done)
-        ahead = range(done, done + until)
-        phase = self._phase_of(done)
-        return next((s - done for s in ahead if self._phase_of(s) != phase), until)
+        return min(until, self._ahead(done))
+
+    def _ahead(self, done: int) -> int:
+        """Steps after `done` until the phase or the run ends."""
+        phase, steps = self._phase_of(done), range(done, self._train.steps)
+        others = (step for step in steps if self._phase_of(step) != phase)
+        return next(others, self._train.steps) - done

@@ -1,5 +1,6 @@
 """What a run of a contender is asked to do for `--profile`, and what comes of it."""
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +11,10 @@ import jax
 from experiments.profiling.breakdown import break_down
 from experiments.profiling.kinds import read_program
 from experiments.profiling.profiler import Profiler
-from experiments.profiling.summary import Profile
+from experiments.profiling.summary import Flops, Profile
 from experiments.profiling.trace import read_trace
 from experiments.run_log import RunLog
+from experiments.task import Task
 from sfpo_jax.memory import count_flops
 from sfpo_jax.parallel import Step, TrainState
 from sfpo_jax.training import Train
@@ -37,6 +39,7 @@ class Recorder:
         phases: tuple[str | None, ...],
         train: Train,
         step: Step,
+        task: Task,
         state: TrainState,
         batch: Any,
     ) -> Iterator[Profiler]:
@@ -48,12 +51,13 @@ class Recorder:
           phases: of its steps, in order; (None,) where all are alike.
           train: the intervals at which the run pauses are meant.
           step: what is trained by.
+          task: what is trained.
           state: of which only shapes are read, now.
           batch: likewise.
         """
         # Now, for the first step takes the state away.
         program = read_program(step.compiled_text(state, batch))
-        flops = _flops(step, state, batch)
+        flops = _flops(step, task, state, batch)
         samples = jax.tree.leaves(batch)[0].shape[0] * jax.process_count()
         named = tuple(phase or "steps" for phase in phases)
         profiler = Profiler(log, self._folder, named, train)
@@ -79,7 +83,21 @@ class Recorder:
             )
 
 
-def _flops(step: Step, state: TrainState, batch: Any) -> int | None:
-    """Of one device in a step; None where a loop's length is not known."""
-    counted = count_flops(step.trace(state, batch).jaxpr)
-    return None if counted.unknown_loops else counted.total // step.mesh.size
+def _flops(step: Step, task: Task, state: TrainState, batch: Any) -> Flops | None:
+    """Of one device in a step; None where they cannot be counted."""
+    counted, is_estimate = count_flops(step.trace(state, batch).jaxpr), False
+    if counted.unknown_loops:
+        # The layered step has a backward loop for each phase, of which one runs.
+        extra: dict[str, Any] = {"key": state.key} if task.has_key else {}
+        if state.model_state is not None:
+            extra["model_state"] = state.model_state
+        if step.frozen is not None:
+            extra["frozen"] = step.frozen
+        loss = functools.partial(task.loss_fn, **extra)
+        try:
+            counted = count_flops(jax.make_jaxpr(loss)(task.shapes, batch))
+        except NameError:
+            # Products shared over `op` are traced inside the step alone.
+            return None
+        counted, is_estimate = counted._replace(total=3 * counted.total), True
+    return Flops(counted.total // step.mesh.size, is_estimate)

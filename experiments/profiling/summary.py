@@ -20,6 +20,13 @@ _UNITS = (("T", 1e12), ("G", 1e9), ("M", 1e6))
 _SHOWN = 6
 
 
+class Flops(NamedTuple):
+    """Matrix products and convolutions of a device in a step."""
+
+    total: int
+    is_estimate: bool  # three times the forward pass
+
+
 class Profile(NamedTuple):
     """The traced steps of one phase, and what is known of them besides."""
 
@@ -31,7 +38,7 @@ class Profile(NamedTuple):
     found: Breakdown
     seconds: float  # of a step that is not traced, where there was one
     program: Program  # the step
-    flops: int | None  # of a device in a step; None where they cannot be counted
+    flops: Flops | None  # None where they cannot be counted
     samples: int  # of a step, over all devices
 
     @property
@@ -104,8 +111,9 @@ def _notes(peak: float | None) -> str:
         "and the share of the step in which a collective runs at all. Tracing slows "
         "short steps down: rates are those of the median step of the same phase that "
         "was not traced. Arithmetic: matrix products and convolutions of the program, "
-        "what is computed again included. Mean over the steps and this process' "
-        "devices."
+        "what is computed again included; an estimate, where the program has loops "
+        "whose length is not written in it, is three times the forward pass. Mean over "
+        "the steps and this process' devices."
     )
     if peak is None:
         return f"{notes} The peak of this device is not known, so there is no MFU."
@@ -169,15 +177,16 @@ def _communication(found: Breakdown) -> str:
 def _rate(profile: Profile) -> str:
     if profile.flops is None:
         return "not counted"
-    rate = profile.flops / profile.seconds
+    rate = profile.flops.total / profile.seconds
     unit, size = next((u for u in _UNITS if rate >= u[1]), _UNITS[-1])
-    return f"{rate / size:.4g} {unit}FLOP/s"
+    mark = " (estimate)" if profile.flops.is_estimate else ""
+    return f"{rate / size:.4g} {unit}FLOP/s{mark}"
 
 
 def _mfu(profile: Profile, peak: float) -> str:
     if profile.flops is None:
         return "not counted"
-    return f"{profile.flops / profile.seconds / peak:.1%}"
+    return f"{profile.flops.total / profile.seconds / peak:.1%}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

@@ -193,8 +193,8 @@ def test_a_run_says_where_its_time_goes(
     ]
     cells = {name: row for name, *row in rows}
     assert cells[""] == ["SFPO, warmup", "SFPO, compressed"]
-    # Six steps of each phase: three in a row without a test, behind the first.
-    assert cells["steps"] == ["4-6", "10-12"]
+    # Six steps of each phase: in a row without a test, behind the first.
+    assert cells["steps"] == ["4-6", "9-12"]
     for column in range(2):
 
         def ms(name: str, column: int = column) -> float:
