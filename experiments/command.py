@@ -11,7 +11,9 @@ from rich.console import Console
 from experiments import report
 from experiments.contender import Contender, Record, Result, RunStopped
 from experiments.curves import save_curves
-from experiments.output import RunFolder, open_folder
+from experiments.output import PROFILE, RunFolder, open_folder
+from experiments.profiling.recorder import Recorder
+from experiments.profiling.summary import Profile, summarise
 from experiments.progress import RunProgress
 from experiments.resume import load_run_config
 from experiments.run import Run
@@ -70,9 +72,15 @@ def run_experiment(experiment: Experiment, argv: Sequence[str]) -> int:
     return status
 
 
+_SHORT = {
+    "--distributed": "--distributed.enable=true",
+    "--profile": "--train.profile=true",
+}
+
+
 def spelled_out(argv: Sequence[str]) -> list[str]:
-    """Arguments of an experiment with --distributed, which is short, in full."""
-    return ["--distributed.enable=true" if a == "--distributed" else a for a in argv]
+    """Arguments of an experiment, those that are short in full."""
+    return [_SHORT.get(argument, argument) for argument in argv]
 
 
 def _run(
@@ -90,9 +98,10 @@ def _run(
         # Without what is left open, so that a run goes on as it began.
         folder = open_folder(run.config, run.config.train, say)
     go_on = f"{program} --train.resume {shlex.quote(str(folder.path))}"
+    profiles: list[Profile] = []
     try:
         with stop_on_signals() as stop:
-            results = _train(run, folder, console, stop)
+            results = _train(run, folder, console, stop, profiles)
     except RunStopped as stopped:
         say(f"{stopped}; it goes on with: {go_on}")
         return 0
@@ -112,11 +121,19 @@ def _run(
     if current_hosts().is_first:
         _write_report(run, folder, results, shlex.join([*program.split(), *argv]))
     console.print(report.console_table(results))
+    if run.config.train.profile and current_hosts().is_first:
+        say(_write_profile(run, folder, profiles))
     say(f"report: {folder.path / 'report.md'}")
     return 0
 
 
-def _train(run: Run, folder: RunFolder, console: Console, stop: Stop) -> list[Result]:
+def _train(
+    run: Run,
+    folder: RunFolder,
+    console: Console,
+    stop: Stop,
+    profiles: list[Profile],
+) -> list[Result]:
     names = [contender.name for contender in run.contenders]
     with RunProgress(console, names, run.config.train.steps) as progress:
         for contender in run.contenders:
@@ -125,7 +142,11 @@ def _train(run: Run, folder: RunFolder, console: Console, stop: Stop) -> list[Re
             elif stop.meet():
                 raise RunStopped(f"{contender.name} was not begun")
             else:
-                folder.finish(_train_one(run, contender, folder, progress, stop))
+                recorder = _recorder(run, contender, folder)
+                folder.finish(
+                    _train_one(run, contender, folder, progress, stop, recorder)
+                )
+                profiles += recorder.profiles if recorder else []
     return [folder.results[name] for name in names]
 
 
@@ -135,6 +156,7 @@ def _train_one(
     folder: RunFolder,
     progress: RunProgress,
     stop: Stop,
+    recorder: Recorder | None,
 ) -> Result:
     with folder.store(contender.name) as store:
         before = [r for result in folder.results.values() for r in result.records]
@@ -147,7 +169,40 @@ def _train_one(
                 progress.note(finding)
 
         progress.begin(contender.name, max(store.checkpoints.steps(), default=0))
-        return run.start(contender, keep, on_plan=progress.note, store=store, stop=stop)
+        return run.start(
+            contender,
+            keep,
+            on_plan=progress.note,
+            store=store,
+            stop=stop,
+            recorder=recorder,
+        )
+
+
+def _recorder(run: Run, contender: Contender, folder: RunFolder) -> Recorder | None:
+    """Of the first host, whose devices stand for all; None where none is asked for."""
+    if not run.config.train.profile or not current_hosts().is_first:
+        return None
+    return Recorder(folder.traces(contender.name))
+
+
+def _write_profile(run: Run, folder: RunFolder, profiles: list[Profile]) -> str:
+    """Writes the page about the traced steps, and returns it."""
+    if not profiles:
+        return (
+            "nothing was profiled: no phase had enough steps in a row between tests "
+            "and checkpoints, or the run was done already"
+        )
+    text = summarise(
+        profiles,
+        title=run.config.train.name,
+        device_kind=run.mesh.devices.flat[0].device_kind,
+        devices=run.mesh.size,
+        tokens=getattr(run.config.model, "length", None),
+    )
+    path = folder.path / PROFILE / "summary.md"
+    path.write_text(text, encoding="utf-8")
+    return f"{text}\nprofile: {path}"
 
 
 def _write_report(

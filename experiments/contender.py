@@ -1,10 +1,12 @@
 """One contender: an optimizer that trains a task, and what was measured meanwhile."""
 
+import contextlib
 import dataclasses
 import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -13,12 +15,14 @@ import optax
 from jax.sharding import Mesh
 
 from experiments.layout import GradientRelease, make_trainee
+from experiments.profiling.recorder import Recorder
 from experiments.run_log import Course, RunLog, Store, median
 from experiments.task import Task
 from sfpo_jax import RecomputePlan
 from sfpo_jax.parallel import Step, TrainState, current_hosts
 from sfpo_jax.training import (
     DataIterator,
+    Monitor,
     Record,
     Stop,
     Train,
@@ -106,6 +110,7 @@ def run_contender(
     on_plan: Callable[[RecomputePlan], None] = lambda plan: None,
     store: Store | None = None,
     stop: Stop | None = None,
+    recorder: Recorder | None = None,
 ) -> Result:
     """Trains from the seed's parameters, or from the last checkpoint, and measures.
 
@@ -123,6 +128,7 @@ def run_contender(
         planned.
       store: keeps checkpoints, and goes on from the last; None keeps nothing.
       stop: ends the run early when it is requested.
+      recorder: profiles some steps; None: none.
 
     Returns:
       The result, with all records.
@@ -163,16 +169,21 @@ def run_contender(
         correct, loss, images = sums.tolist()
         return {"test_accuracy": correct / images, "test_loss": loss / images}
 
-    done = fit(
-        step,
-        state,
-        batches,
-        train,
-        evaluate=test,
-        monitor=log,
-        checkpoints=store.checkpoints if store else None,
-        stop=stop,
-    )
+    watching: AbstractContextManager[Monitor] = contextlib.nullcontext(log)
+    if recorder is not None:
+        name, phases, first = contender.name, contender.phases, _peek(batches)
+        watching = recorder.watching(log, name, phases, train, step, task, state, first)
+    with watching as monitor:
+        done = fit(
+            step,
+            state,
+            batches,
+            train,
+            evaluate=test,
+            monitor=monitor,
+            checkpoints=store.checkpoints if store else None,
+            stop=stop,
+        )
     if not done.is_finished:
         raise RunStopped(f"{contender.name} stopped after step {done.done}")
     # The layered step may have the weights in parts, and has them in stacks.
@@ -198,6 +209,14 @@ def run_contender(
     )
 
 
+def _peek(batches: DataIterator) -> Any:
+    """The next batch, which is not taken away."""
+    place = batches.get_state()
+    first = next(batches)
+    batches.set_state(place)
+    return first
+
+
 def _wire_bytes(
     contender: Contender,
     step: Step,
@@ -206,9 +225,7 @@ def _wire_bytes(
     stop: Stop | None,
 ) -> list[int]:
     """Bytes of a step in each phase; takes no batch away."""
-    place = batches.get_state()
-    first = next(batches)
-    batches.set_state(place)
+    first = _peek(batches)
     found = []
     for phase in contender.phases:
         # Each compiles, which can take minutes, and there is nothing to save yet.

@@ -26,7 +26,7 @@ from sfpo_jax.training import (
     write_yaml,
 )
 
-CONFIG, METRICS = "config.yaml", "metrics.jsonl"
+CONFIG, METRICS, PROFILE = "config.yaml", "metrics.jsonl", "profile"
 
 # Arrays of a result, which JSON holds as lists.
 _CURVES = {"sparsity": np.float32, "compressed": np.bool_}
@@ -69,7 +69,7 @@ class RunFolder:
 
     def store(self, name: str) -> "ContenderStore":
         """Where the run of one contender is kept."""
-        slug = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+        slug = _slug(name)
         checkpoints = Checkpoints(
             self.path / "checkpoints" / slug, self._train.keep, warn=self._warn
         )
@@ -77,6 +77,10 @@ class RunFolder:
         board = self.path / "tensorboard" / slug if is_wanted else None
         weights = self.path / "weights" / slug
         return ContenderStore(name, self.metrics, checkpoints, board, weights)
+
+    def traces(self, name: str) -> Path:
+        """Where the traces of one contender go."""
+        return self.path / PROFILE / _slug(name)
 
     def finish(self, result: Result) -> None:
         """Keeps the result of a contender, which is not run again."""
@@ -192,6 +196,11 @@ def open_folder(
 
     path = Path(current_hosts().from_first("folder", make))
     return RunFolder(path, train, locks[0] if locks else None, warn)
+
+
+def _slug(name: str) -> str:
+    """A contender's name as that of a file."""
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
 def _make_folder(train: Train) -> Path:

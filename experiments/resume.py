@@ -28,6 +28,7 @@ FREE = {
         "checkpoint_every",
         "keep",
         "tensorboard",
+        "profile",
         "agree_every",
         "max_nonfinite",
     )

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from experiments.contender import Contender, Record, Result, run_contender
 from experiments.layout import GradientRelease
+from experiments.profiling.recorder import Recorder
 from experiments.run_log import Course, Store
 from experiments.task import Task
 from sfpo_jax import RecomputePlan, training
@@ -74,6 +75,7 @@ class Run(NamedTuple):
         on_plan: Callable[[RecomputePlan], None] = lambda plan: None,
         store: Store | None = None,
         stop: Stop | None = None,
+        recorder: Recorder | None = None,
     ) -> Result:
         """Trains one contender; all of them see the same batches.
 
@@ -91,6 +93,7 @@ class Run(NamedTuple):
             on_plan=on_plan,
             store=store,
             stop=stop,
+            recorder=recorder,
         )
 
 

@@ -4,9 +4,7 @@ from sfpo_jax.memory._batch_size import BatchMemory as BatchMemory
 from sfpo_jax.memory._batch_size import max_batch_size as max_batch_size
 from sfpo_jax.memory._batch_size import measure_batch as measure_batch
 from sfpo_jax.memory._buffers import Buffer as Buffer
-from sfpo_jax.memory._buffers import Origin as Origin
 from sfpo_jax.memory._buffers import covered as covered
-from sfpo_jax.memory._buffers import origins as origins
 from sfpo_jax.memory._cache import cache_folder as cache_folder
 from sfpo_jax.memory._command import add_plan_arguments as add_plan_arguments
 from sfpo_jax.memory._command import add_target_arguments as add_target_arguments
@@ -25,6 +23,11 @@ from sfpo_jax.memory._flops import count_flops as count_flops
 from sfpo_jax.memory._halves import Halves as Halves
 from sfpo_jax.memory._inspect import Inspected as Inspected
 from sfpo_jax.memory._inspect import inspect_step as inspect_step
+from sfpo_jax.memory._lifetimes import Lifetimes as Lifetimes
+from sfpo_jax.memory._lifetimes import LifetimesError as LifetimesError
+from sfpo_jax.memory._origins import Origin as Origin
+from sfpo_jax.memory._origins import origins as origins
+from sfpo_jax.memory._picture import save_lifetimes as save_lifetimes
 from sfpo_jax.memory._plan import Plan as Plan
 from sfpo_jax.memory._planner import plan as plan
 from sfpo_jax.memory._pool import DEFAULT_PAGE as DEFAULT_PAGE

@@ -1,36 +1,32 @@
 """What XLA decided about a program's memory, read from the text it leaves behind.
 
 The compiler assigns every value an offset in an allocation; temporaries of one program
-share one allocation, whose size is what they need at the fullest moment. The text names
-the values that live at that moment, and the program's text says which operation, and
-which line of whose code, made each.
+share one allocation, whose size is what they need at the fullest moment. The text says
+from which instruction to which a value lives; which moment is the fullest is counted
+from that. The moment that the text itself calls its peak is another one where loops
+are: it was found to miss values that wait, in the place of a loop's parameter, until
+the loop is done.
 """
 
+import bisect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from sfpo_jax.memory._origins import NOWHERE, Origin, origins
+from sfpo_jax.memory._timeline import Timeline, Value, make_timeline
 
 _ALLOCATION = re.compile(r"allocation \d+: size (\d+), (?:page \d+, )?(.*)")
 _PARAMETER = re.compile(r"parameter (\d+), ")
 _VALUE = re.compile(
-    r" value: <\d+ (.+?)(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (.+)"
+    r" value: <\d+ (.+?)( \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (.+)"
 )
-_LIVE = re.compile(r"    (\S+): \d+ bytes")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = .*?metadata=\{(.*)")
-_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
-_SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
-_FRAME = re.compile(r"stack_frame_id=(\d+)")
-_INSTALLED = "site-packages"
-_TABLE_ROW = re.compile(r'(\d+) (?:"(.*)"|\{(.*)\})')
-
-
-class Origin(NamedTuple):
-    """Where an operation comes from; empty where the compiler forgot."""
-
-    op_name: str  # the path of names it was traced under
-    file: str
-    line: int
+_RANGE = re.compile(r"    (\S+):(\d+)-(\d+)")
+_POSITION = re.compile(r"    (\d+):(\S+)")
+_IDLE = re.compile(
+    r"(?:.*\.)?(?:get-tuple-element|tuple|param|constant|copy|bitcast)\b"
+)
 
 
 class Buffer(NamedTuple):
@@ -44,8 +40,7 @@ class Buffer(NamedTuple):
     @property
     def is_activation(self) -> bool:
         """Kept by the forward pass for the backward one, by the name of its maker."""
-        name = self.origin.op_name
-        return "jvp(" in name and "transpose(" not in name
+        return self.origin.is_forward
 
 
 class Assignment(NamedTuple):
@@ -54,13 +49,17 @@ class Assignment(NamedTuple):
     parameters: dict[int, int]  # bytes by number; absent where not told
     buffers: tuple[Buffer, ...]  # temporaries at the fullest moment, largest first
     constant_bytes: int  # arrays that are part of the program
+    timeline: Timeline | None  # None where it is not told when values live
 
 
-class _Value(NamedTuple):
-    name: str  # of the instruction, with its index in braces where it has several
+class _Place(NamedTuple):
+    """A value's place, before it is known when it lives."""
+
+    name: str  # of the instruction, with its index in braces
     size: int
     offset: int
     shape: str
+    is_joined: bool  # what a loop hands on, made by others
 
 
 def read_dump(folder: Path) -> Assignment | None:
@@ -88,11 +87,11 @@ def parse_assignment(assignment: str, live_ranges: str, program: str) -> Assignm
 
     Args:
       assignment: `...-buffer-assignment.txt`.
-      live_ranges: `...-live-range.txt`; without its peak no temporaries are told.
+      live_ranges: `...-live-range.txt`; without its ranges no temporaries are told.
       program: `...after_optimizations.txt`, the optimised HLO.
     """
     parameters: dict[int, int] = {}
-    temporaries: list[_Value] = []
+    places: list[_Place] = []
     constants = 0
     base, end = None, 0  # where this allocation of temporaries begins and ends
     for line in assignment.splitlines():
@@ -104,34 +103,95 @@ def parse_assignment(assignment: str, live_ranges: str, program: str) -> Assignm
             if number := _PARAMETER.match(kind):
                 parameters[int(number[1])] = size
         elif base is not None and (found := _VALUE.match(line)):
-            name, size, offset, shape = found.groups()
-            temporaries.append(_Value(name, int(size), base + int(offset), shape))
-    peak = set(_LIVE.findall(live_ranges.partition("(peak):")[2]))
-    buffers = _at_peak(temporaries, peak, origins(program))
-    return Assignment(parameters, buffers, constants)
+            name, joined, size, offset, shape = found.groups()
+            # The live ranges write an empty index where the assignment may not.
+            name = name if name.endswith("}") else name + "{}"
+            start = base + int(offset)
+            places.append(_Place(name, int(size), start, shape, joined is not None))
+    made_by = origins(program)
+    schedule = _schedule(live_ranges)
+    values = _values(places, _ranges(live_ranges), made_by)
+    if not schedule or not values:
+        return Assignment(parameters, (), constants, None)
+    timeline = make_timeline(values, [_work(name, made_by) for name in schedule])
+    buffers = _at_peak(values, timeline.peak)
+    return Assignment(parameters, buffers, constants, timeline)
 
 
-def _at_peak(
-    values: list[_Value], peak: set[str], made_by: Mapping[str, Origin]
-) -> tuple[Buffer, ...]:
+def _schedule(live_ranges: str) -> list[str]:
+    """The instructions, in the order in which they run."""
+    text = live_ranges.partition("BufferLiveRange:")[0]
+    return [name for _, name in _POSITION.findall(text)]
+
+
+def _work(name: str, made_by: Mapping[str, Origin]) -> Origin:
+    """Where an instruction comes from; nowhere for those that compute nothing."""
+    return NOWHERE if _IDLE.match(name) else made_by.get(name, NOWHERE)
+
+
+def _ranges(live_ranges: str) -> dict[str, tuple[int, int]]:
+    """Value -> the first and the last instruction it lives at."""
+    text = live_ranges.partition("BufferLiveRange:")[2].partition("Live ranges at")[0]
+    return {name: (int(born), int(dies)) for name, born, dies in _RANGE.findall(text)}
+
+
+def _values(
+    places: Sequence[_Place],
+    ranges: Mapping[str, tuple[int, int]],
+    made_by: Mapping[str, Origin],
+) -> list[Value]:
+    """The temporaries with their lives and their makers."""
+    found = [
+        Value(
+            size=place.size,
+            shape=place.shape,
+            offset=place.offset,
+            born=ranges[place.name][0],
+            dies=ranges[place.name][1],
+            origin=made_by.get(place.name.partition("{")[0], NOWHERE),
+            is_joined=place.is_joined,
+        )
+        for place in places
+        if place.name in ranges and place.size > 0
+    ]
+    written: dict[tuple[int, int, str], list[Value]] = {}
+    for value in sorted(found, key=lambda value: value.born):
+        if not value.is_joined:
+            key = value.offset, value.size, value.shape
+            written.setdefault(key, []).append(value)
+    return [
+        value._replace(origin=_maker(value, written))
+        if value.is_joined or not value.origin.op_name
+        else value
+        for value in found
+    ]
+
+
+def _maker(
+    value: Value, written: Mapping[tuple[int, int, str], Sequence[Value]]
+) -> Origin:
+    """What put a value where it lies, which a loop's own name does not tell.
+
+    That is what was last written into the place or, where only a copy without a name
+    was, what is written there next.
+    """
+    makers = written.get((value.offset, value.size, value.shape), ())
+    last = bisect.bisect_right(makers, value.born, key=lambda maker: maker.born) - 1
+    later = (maker.origin for maker in makers[max(0, last) :])
+    return next((origin for origin in later if origin.op_name), value.origin)
+
+
+def _at_peak(values: Iterable[Value], peak: int) -> tuple[Buffer, ...]:
     """The live values, one for each place; several names may share one."""
-    places: dict[tuple[int, int], list[_Value]] = {}
-    for value in values:
-        places.setdefault((value.offset, value.size), []).append(value)
     chosen: dict[tuple[int, int], Buffer] = {}
     for value in values:
-        # The live ranges write an empty index where the assignment may not.
-        name = value.name if value.name.endswith("}") else value.name + "{}"
-        place = (value.offset, value.size)
         # A tuple is a table of addresses; what it points to is told by itself.
-        is_table = value.shape.startswith("(")
-        if name not in peak or is_table or value.size == 0 or place in chosen:
+        if value.is_table or not value.born <= peak <= value.dies:
             continue
-        # A loop's parameter has no maker: what was put into its place has.
-        same = [v for v in places[place] if v.shape == value.shape]
-        found = (made_by.get(v.name.partition("{")[0]) for v in (value, *same))
-        origin = next((o for o in found if o and o.op_name), Origin("", "", 0))
-        chosen[place] = Buffer(value.size, value.shape, value.offset, origin)
+        buffer = Buffer(value.size, value.shape, value.offset, value.origin)
+        held = chosen.setdefault((value.offset, value.size), buffer)
+        if buffer.is_activation and not held.is_activation:
+            chosen[value.offset, value.size] = buffer
     return tuple(sorted(chosen.values(), key=lambda b: (-b.size, b.offset)))
 
 
@@ -142,62 +202,6 @@ def covered(buffers: Iterable[Buffer]) -> int:
         total += max(0, stop - max(start, end))
         end = max(end, stop)
     return total
-
-
-def origins(program: str) -> dict[str, Origin]:
-    """Instruction -> where it comes from, in the text of an HLO module."""
-    tables = _tables(program)
-    found: dict[str, Origin] = {}
-    for line in program.splitlines():
-        match = _INSTRUCTION.match(line)
-        if match is None or " parameter(" in line:
-            continue
-        op_name, source = _OP_NAME.search(match[2]), _SOURCE.search(match[2])
-        file, number = (source[1], int(source[2])) if source else ("", 0)
-        frame = _FRAME.search(match[2])
-        if not source and frame:
-            file, number = _resolve(tables, frame[1])
-        found[match[1]] = Origin(op_name[1] if op_name else "", file, number)
-    return found
-
-
-def _tables(program: str) -> dict[str, dict[str, str]]:
-    """The tables of names, places and frames that stand before the program."""
-    tables: dict[str, dict[str, str]] = {}
-    rows: dict[str, str] = {}
-    for line in program.splitlines():
-        if line.startswith(("%", "ENTRY")):
-            break
-        if row := _TABLE_ROW.fullmatch(line.strip()):
-            rows[row[1]] = row[2] or row[3] or ""
-        elif line and not line.startswith("HloModule"):
-            rows = tables.setdefault(line.strip(), {})
-    return tables
-
-
-def _resolve(tables: Mapping[str, Mapping[str, str]], frame: str) -> tuple[str, int]:
-    """The file and line of the innermost frame that is not an installed package's."""
-    frames = tables.get("StackFrames", {})
-    # Parents are printed one too high: the first frame, which has none, says 1.
-    shift = 1 if _field(frames.get("1", ""), "parent_frame_id") == "1" else 0
-    innermost: tuple[str, int] = ("", 0)
-    for _ in range(len(frames)):
-        if frame not in frames:
-            break
-        place = _field(frames[frame], "file_location_id")
-        location = tables.get("FileLocations", {}).get(place, "")
-        file = tables.get("FileNames", {}).get(_field(location, "file_name_id"), "")
-        found = file, int(_field(location, "line") or 0)
-        if _INSTALLED not in file:
-            return found
-        innermost = innermost if innermost[0] else found
-        frame = str(int(_field(frames[frame], "parent_frame_id") or 0) - shift)
-    return innermost
-
-
-def _field(row: str, name: str) -> str:
-    found = re.search(rf"\b{name}=(\d+)", row)
-    return found[1] if found else ""
 
 
 def _read(path: Path) -> str:

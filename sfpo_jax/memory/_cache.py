@@ -7,8 +7,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sfpo_jax.memory._buffers import Buffer, Origin
+from sfpo_jax.memory._buffers import Buffer
 from sfpo_jax.memory._measurement import Measurement
+from sfpo_jax.memory._origins import Origin
+from sfpo_jax.memory._timeline import Moment, Timeline, Value
 
 
 def cache_folder(kind: str = "plans") -> Path:
@@ -64,6 +66,7 @@ def _decode(entry: dict[str, Any]) -> Measurement:
     parameters = {int(k): int(v) for k, v in entry.pop("parameters").items()}
     wire = {str(k): int(v) for k, v in entry.pop("wire_bytes").items()}
     without_triton = bool(entry.pop("without_triton"))
+    timeline = _decode_timeline(entry.pop("timeline"))
     sizes = {name: int(value) for name, value in entry.items()}
     return Measurement(
         **sizes,
@@ -71,11 +74,41 @@ def _decode(entry: dict[str, Any]) -> Measurement:
         buffers=buffers,
         wire_bytes=wire,
         without_triton=without_triton,
+        timeline=timeline,
     )
 
 
+def _decode_timeline(held: Any) -> Timeline | None:
+    if held is None:
+        return None
+    length, peak, running, moments, phases, values = held
+    return Timeline(
+        int(length),
+        int(peak),
+        Origin(*running),
+        tuple(Moment(*moment) for moment in moments),
+        tuple((int(position), str(name)) for position, name in phases),
+        tuple(_decode_value(*value) for value in values),
+    )
+
+
+def _decode_value(
+    size: int,
+    shape: str,
+    offset: int,
+    born: int,
+    dies: int,
+    origin: Any,
+    is_joined: bool,
+) -> Value:
+    return Value(size, shape, offset, born, dies, Origin(*origin), is_joined)
+
+
 def _lines(measured: Measurement) -> list[str]:
-    """The lines of code that the buffers name."""
+    """The lines of code that the measurement names."""
     linecache.checkcache()
-    origins = (buffer.origin for buffer in measured.buffers)
+    origins = [buffer.origin for buffer in measured.buffers]
+    if measured.timeline is not None:
+        origins += [value.origin for value in measured.timeline.values]
+        origins.append(measured.timeline.running)
     return [linecache.getline(o.file, o.line).strip() for o in origins if o.file]

@@ -1,12 +1,13 @@
 """`python -m sfpo_jax plan`: the planner from a shell, one line for each mistake."""
 
 import argparse
-import importlib
+import importlib.util
 import json
 import math
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +15,8 @@ import jax
 from sfpo_jax.memory._batch_size import max_batch_size
 from sfpo_jax.memory._compile import CompileError
 from sfpo_jax.memory._devices import DEVICES, find_device
+from sfpo_jax.memory._lifetimes import LifetimesError
+from sfpo_jax.memory._picture import save_lifetimes
 from sfpo_jax.memory._planner import budget_bytes, plan
 from sfpo_jax.memory._topology import MissingCompilerError, compiler_problem
 from sfpo_jax.units import format_bytes
@@ -54,6 +57,9 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--multiple-of", type=int, default=1, metavar="N", help="of that batch"
     )
+    parser.add_argument(
+        "--lifetimes", metavar="FILE.png", help="draw what lives when, the peak marked"
+    )
     parser.add_argument("--no-cache", action="store_true", help="compile anew")
 
 
@@ -63,6 +69,9 @@ def run_plan(options: argparse.Namespace) -> int:
     Returns:
       0 when the program fits, 1 when it does not, 2 when the command is wrong.
     """
+    if problem := _picture_problem(options):
+        print(f"python -m sfpo_jax plan: {problem}", file=sys.stderr)
+        return _USAGE_ERROR
     try:
         budget_bytes(find_device(options.device), options.budget)
         mesh_shape = parse_mesh(options.mesh)
@@ -83,11 +92,33 @@ def run_plan(options: argparse.Namespace) -> int:
         if options.max_batch_size:
             return _print_batch_size(build, options, chosen)
         made = plan(build, **chosen)
-    except (MissingCompilerError, CompileError) as error:
+        if options.lifetimes:
+            save_lifetimes(options.lifetimes, made)
+    except (MissingCompilerError, CompileError, LifetimesError) as error:
         print(f"python -m sfpo_jax plan: {error}", file=sys.stderr)
         return _USAGE_ERROR
     print(json.dumps(made.to_dict(), indent=2) if options.json else made)
     return 0 if made.fits else 1
+
+
+def _picture_problem(options: argparse.Namespace) -> str:
+    """Why `--lifetimes` cannot be had, found before anything compiles; "" where it can.
+
+    A large program compiles for a minute.
+    """
+    if not options.lifetimes:
+        return ""
+    if importlib.util.find_spec("matplotlib") is None:
+        return (
+            "`--lifetimes` needs matplotlib: pip install 'sfpo_jax[experiments]', in "
+            "the checkout pip install -e '.[experiments]'"
+        )
+    if options.max_batch_size:
+        return "`--lifetimes` draws one plan: leave `--max-batch-size` away"
+    folder = Path(options.lifetimes).absolute().parent
+    if not folder.is_dir():
+        return f"`--lifetimes` has no folder '{folder}': make it, or name another"
+    return ""
 
 
 def parse_mesh(text: str) -> dict[str, int]:

@@ -20,7 +20,7 @@ from sfpo_jax.memory._measurement import Measurement
 from sfpo_jax.transforms import COMPRESSED_SCOPE, WARMUP_SCOPE
 
 # Part of the key: raise it when the meaning of a measurement changes.
-_VERSION = 3
+_VERSION = 4
 _PHASES = (WARMUP_SCOPE, COMPRESSED_SCOPE)
 _CACHE_SWITCH = "jax_enable_compilation_cache"
 _KEPT_BUFFERS = 32
@@ -81,6 +81,7 @@ def _compile(lowered: Any, mesh_shape: Mapping[str, int]) -> Measurement:
         buffers=buffers[:_KEPT_BUFFERS],
         wire_bytes=wire_bytes(sent),
         without_triton=without_triton,
+        timeline=assigned.timeline if assigned else None,
     )
 
 

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from sfpo_jax.memory._buffers import Buffer
+from sfpo_jax.memory._timeline import Timeline
 
 
 class Measurement(NamedTuple):
@@ -18,3 +19,4 @@ class Measurement(NamedTuple):
     buffers: tuple[Buffer, ...]
     wire_bytes: dict[str, int]
     without_triton: bool
+    timeline: Timeline | None = None

@@ -7,7 +7,9 @@ from typing import Any
 
 from sfpo_jax.memory._advice import advise, warn_about_fraction
 from sfpo_jax.memory._buffers import Buffer
+from sfpo_jax.memory._lifetimes import Lifetimes, make_lifetimes
 from sfpo_jax.memory._report import render
+from sfpo_jax.memory._timeline import Timeline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Plan:
       ledger: the total, told apart; the values add up to it exactly.
       buffers: the largest temporaries at the fullest moment.
       notes: what to know about these numbers.
+      timeline: how `lifetimes` is kept; None where the compiler did not tell.
     """
 
     device: str
@@ -47,6 +50,7 @@ class Plan:
     ledger: dict[str, int]
     buffers: tuple[Buffer, ...]
     notes: tuple[str, ...]
+    timeline: Timeline | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -72,9 +76,31 @@ class Plan:
         """Where JAX would refuse what the card itself holds."""
         return warn_about_fraction(self.total_bytes, self.memory_bytes)
 
+    @property
+    def lifetimes(self) -> Lifetimes | None:
+        """What lives when; None where the compiler did not tell.
+
+        Example:
+          >>> import jax, jax.numpy as jnp
+          >>> import sfpo_jax as sfpo
+          >>> x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+          >>> step = jax.jit(lambda x: jnp.tanh(x @ x) @ x)
+          >>> made = sfpo.plan(step, x, compiler="cpu", cache=False)
+          >>> lives = made.lifetimes
+          >>> lives.peak_bytes + lives.holes == made.total_bytes
+          True
+          >>> [value.shape for value in lives.values][0]
+          'f32[64,64]{1,0}'
+        """
+        if self.timeline is None:
+            return None
+        return make_lifetimes(self.ledger, self.timeline)
+
     def to_dict(self) -> dict[str, Any]:
-        """Everything, in types that JSON knows."""
-        plan = dataclasses.asdict(self)
+        """Everything but the lifetimes, in types that JSON knows."""
+        plan = dataclasses.asdict(dataclasses.replace(self, timeline=None))
+        # As long as the program, and of use as a picture.
+        del plan["timeline"]
         plan["buffers"] = [
             {
                 "bytes": buffer.size,

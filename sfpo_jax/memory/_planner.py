@@ -139,6 +139,7 @@ def plan(
         ledger=make_ledger(measured, keep_used(classify(step, shapes), lowered)),
         buffers=measured.buffers,
         notes=(*notes, *note),
+        timeline=measured.timeline,
     )
 
 

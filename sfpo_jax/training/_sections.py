@@ -194,6 +194,9 @@ class Train:
     agree_every: int | Literal["none"] = 100
     """Steps between two checks that all devices hold the same parameters and states;
     each regular checkpoint makes one as well."""
+    profile: bool = False
+    """Trace some steps of each phase, and write where their time goes; `--profile` is
+    short for it."""
     max_nonfinite: int = 25
     """Steps in a row whose loss is not finite that end the run."""
 

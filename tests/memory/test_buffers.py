@@ -4,12 +4,11 @@ from pathlib import Path
 
 from sfpo_jax.memory._buffers import (
     Buffer,
-    Origin,
     covered,
-    origins,
     parse_assignment,
     read_dump,
 )
+from sfpo_jax.memory._origins import Origin, origins
 
 PROGRAM = """HloModule jit_f, is_scheduled=true
 
@@ -60,16 +59,31 @@ allocation 2: size 112, preallocated-temp:
  value: <2 dus.1 @0> (size=32,offset=0): f32[8]{0}
  value: <3 while{1} (phi) @0> (size=32,offset=0): f32[8]{0}
  value: <4 grad.2{} @0> (size=16,offset=32): f32[4]{0}
- value: <5 gone @0> (size=64,offset=48): f32[16]{0}
- value: <6 tuple{} @0> (size=16,offset=96): (f32[8]{0}, f32[4]{0})
+ value: <5 gone @0> (size=8,offset=48): f32[2]{0}
+ value: <6 tuple{} @0> (size=8,offset=96): (f32[8]{0}, f32[4]{0})
 """
 
+# What the compiler calls the peak is not where the temporaries take the most.
 LIVE = """HloLiveRange (max 9):
+  InstructionSequence:
+    0:x
+    1:gone
+    2:dus.1
+    3:tuple
+    4:while
+    5:grad.2
+    6:old
+  BufferLiveRange:
+    gone{}:1-2
+    dus.1{}:2-4
+    tuple{}:3-4
+    while{1}:4-6
+    grad.2{}:5-6
+    x{}:0-7
+    old{}:6-7
   Live ranges at 3 (peak):
-    while{1}: 32 bytes (cumulative: 32 bytes)
-    grad.2{}: 16 bytes (cumulative: 48 bytes)
-    tuple{}: 16 bytes (cumulative: 64 bytes)
-    x{}: 32 bytes (cumulative: 96 bytes)
+    dus.1{}: 32 bytes (cumulative: 32 bytes)
+    x{}: 32 bytes (cumulative: 64 bytes)
 """
 
 
@@ -84,6 +98,19 @@ def test_the_fullest_moment_with_the_makers_of_what_lives_there() -> None:
     )
     assert kept.is_activation and not grad.is_activation
     assert (grad.size, grad.offset) == (16, 32)
+    assert covered(found.buffers) == 48
+    timeline = found.timeline
+    assert timeline is not None and (timeline.length, timeline.peak) == (7, 5)
+    assert timeline.running == grad.origin
+    assert [tuple(moment) for moment in timeline.moments] == [
+        (0, 0, 0),
+        (1, 0, 8),
+        (2, 32, 8),
+        (5, 32, 16),
+    ]
+    # The loop hands on what was made before it: one value, from birth to death.
+    lives = [(v.born, v.dies, v.size) for v in timeline.values]
+    assert lives == [(1, 2, 8), (2, 6, 32), (5, 6, 16)]
 
 
 def test_newer_text_names_pages_and_may_have_several_allocations() -> None:
@@ -92,7 +119,7 @@ def test_newer_text_names_pages_and_may_have_several_allocations() -> None:
     newer += """allocation 4: size 8, page 1, preallocated-temp:
  value: <7 more @0> (size=8,offset=0): f32[2]{0}
 """
-    live = LIVE + "    more{}: 8 bytes (cumulative: 104 bytes)\n"
+    live = LIVE.replace("    old{}:", "    more{}:5-6\n    old{}:")
     found = parse_assignment(newer, live, PROGRAM)
     assert found.parameters == {0: 32}
     # Behind the first allocation, which is 112 bytes long.
@@ -111,6 +138,7 @@ def test_a_frame_of_an_installed_package_gives_way_to_its_caller() -> None:
 def test_without_live_ranges_there_are_only_arguments() -> None:
     found = parse_assignment(ASSIGNMENT, "", PROGRAM)
     assert found.parameters == {0: 32} and found.buffers == ()
+    assert found.timeline is None
 
 
 def test_places_that_overlap_count_once() -> None:
@@ -128,4 +156,4 @@ def test_a_dump_that_is_not_there_is_none(tmp_path: Path) -> None:
     name = "m.after_optimizations-buffer-assignment.txt"
     (tmp_path / name).write_text("another form")
     found = read_dump(tmp_path)
-    assert found is not None and found == ({}, (), 0)
+    assert found is not None and found == ({}, (), 0, None)

@@ -6,7 +6,8 @@ import json
 import pytest
 
 import sfpo_jax as sfpo
-from sfpo_jax.memory._buffers import Buffer, Origin
+from sfpo_jax.memory._buffers import Buffer
+from sfpo_jax.memory._origins import Origin
 
 GB = 10**9
 PLAN = sfpo.Plan(

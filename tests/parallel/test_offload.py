@@ -1,4 +1,4 @@
-"""Arrays in the host's memory: the same training, to the bit, with less on the device."""
+"""Arrays on the host: the same training, to the bit, with less on the device."""
 
 from typing import Any
 
