@@ -76,6 +76,7 @@ def measure(program: Program) -> Row:
         return row | {"problem": str(error).splitlines()[0]}
     return row | {
         "total_bytes": plan.total_bytes,
+        "host_bytes": plan.host_bytes,
         "ledger": plan.ledger,
         "flops": plan.flops,
         "wire_bytes": plan.wire_bytes,
@@ -92,12 +93,12 @@ def markdown(rows: dict[str, Row]) -> str:
         "of the first row (GPT), matrix products and convolutions only.",
         "",
         "| program | published | at most | **planned** | weights | states | residuals "
-        "| rest | FLOPs |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| rest | on host | FLOPs |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows.values():
         if "problem" in row:
-            lines.append(f"| {row['title']} | | | does not compile | | | | | |")
+            lines.append(f"| {row['title']} | | | does not compile | | | | | | |")
             continue
         ledger = row["ledger"]
         known = [ledger.get(k, 0) for k in ("parameters", "optimizer", "residuals")]
@@ -109,6 +110,7 @@ def markdown(rows: dict[str, Row]) -> str:
             _number(row["bound_gb"]),
             f"**{row['total_bytes'] / _GB:.2f}**",
             *sizes,
+            f"{row['host_bytes'] / _GB:.2f}" if row.get("host_bytes") else "",
             _flops(row, rows),
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -127,6 +129,18 @@ def overview(rows: dict[str, Row]) -> str:
         size = f"{row['total_bytes'] / _GB:.1f} GB"
         size = f"**{size}**" if row["bound_gb"] is not None else size
         lines.append(f"| {row['title']} | {said} | {size} |")
+    return "\n".join(lines) + "\n"
+
+
+def offload(rows: dict[str, Row]) -> str:
+    """The rows that use the host's memory, and the first, which does not."""
+    lines = ["| program | GPU | host |", "|---|---:|---:|"]
+    for place, row in enumerate(rows.values()):
+        if "problem" in row or (place and not row.get("host_bytes")):
+            continue
+        sizes = [row["total_bytes"], row.get("host_bytes", 0)]
+        cells = [f"{size / _GB:.1f} GB" if size else "" for size in sizes]
+        lines.append(f"| {row['title']} | **{cells[0]}** | {cells[1]} |")
     return "\n".join(lines) + "\n"
 
 
@@ -197,6 +211,8 @@ def _write(out: Path, rows: dict[str, Row]) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     out.with_suffix(".md").write_text(markdown(rows), encoding="utf-8")
+    host = out.with_name(f"{out.stem}_offload.md")
+    host.write_text(offload(rows), encoding="utf-8")
     brief = out.with_name(f"{out.stem}_overview.md")
     brief.write_text(overview(rows), encoding="utf-8")
 

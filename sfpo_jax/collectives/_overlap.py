@@ -1,8 +1,9 @@
 """What a compiled program does while a transfer is on its way.
 
-A GPU runs the instructions of a scheduled program one after the other, but for an
-asynchronous collective: between its start and its done others run. Only what takes long
-hides it, and in a training step that is matrix products.
+A GPU runs the instructions of a scheduled program one after the other, but for
+asynchronous collectives and copies between host and device: between a start and its
+done others run. Only what takes long hides it, and in a training step that is matrix
+products.
 """
 
 import re
@@ -21,12 +22,12 @@ _IS_SYNC = re.compile(r'"is_sync":true')
 
 
 class Overlap(NamedTuple):
-    """One collective of a program, and what runs beside it.
+    """One transfer of a program, and what runs beside it.
 
     Attributes:
-      opcode: its name in HLO, without "-start".
+      opcode: a collective's name in HLO, without "-start"; "to host" or "from host".
       shape: what it returns, as HLO writes it.
-      axis: the mesh axis it runs over, several joined by a comma.
+      axis: the mesh axis it runs over, several joined by a comma; "host".
       sent: bytes one device sends, each time it runs.
       products: instructions with a matrix product or a convolution between its start
         and its done; 0 for one that is waited for at once.
@@ -42,7 +43,7 @@ class Overlap(NamedTuple):
 
 
 def overlaps(hlo: str, mesh_shape: Mapping[str, int]) -> list[Overlap]:
-    """The collectives of a compiled and scheduled program, in its order.
+    """The transfers of a compiled and scheduled program, in its order.
 
     Each stands there once, however often it runs. A loop, a branch or a fusion counts
     as one product where there is any in it.
@@ -72,8 +73,29 @@ def overlaps(hlo: str, mesh_shape: Mapping[str, int]) -> list[Overlap]:
                 shape = line[: line.index(f" {transfer.opcode}(")]
                 axis, sent = transfer.axis, transfer.sent
                 found.append(Overlap(opcode, shape, axis, sent, 0, turns.get(name, 1)))
+            if copy := _host_copy(program, instruction, turns.get(name, 1)):
+                flying[own] = len(found), count
+                found.append(copy)
             count += _is_product(program, instruction, holds)
     return found
+
+
+def _host_copy(
+    program: Program, instruction: Instruction, turns: int
+) -> Overlap | None:
+    """The start of a copy from a stack in the host's memory, or into one."""
+    if not instruction.opcode.endswith("-start"):
+        return None
+    arrays = instruction.arrays
+    here = [array.bytes for array in arrays if not array.is_host]
+    if len(here) == len(arrays) or not here:
+        return None
+    inner = [
+        i.opcode for name in instruction.called for i in program.computations[name]
+    ]
+    opcode = "to host" if "dynamic-update-slice" in inner else "from host"
+    shape = instruction.rest.partition(f" {instruction.opcode}(")[0]
+    return Overlap(opcode, shape, "host", max(here), 0, turns)
 
 
 def _is_product(

@@ -20,7 +20,7 @@ from sfpo_jax.memory._measurement import Measurement
 from sfpo_jax.transforms import COMPRESSED_SCOPE, WARMUP_SCOPE
 
 # Part of the key: raise it when the meaning of a measurement changes.
-_VERSION = 4
+_VERSION = 5
 _PHASES = (WARMUP_SCOPE, COMPRESSED_SCOPE)
 _CACHE_SWITCH = "jax_enable_compilation_cache"
 _KEPT_BUFFERS = 32
@@ -76,6 +76,10 @@ def _compile(lowered: Any, mesh_shape: Mapping[str, int]) -> Measurement:
         alias_bytes=stats.alias_size_in_bytes,
         temporary_bytes=stats.temp_size_in_bytes,
         activation_bytes=min(activations, stats.temp_size_in_bytes),
+        host_bytes=stats.host_argument_size_in_bytes
+        + stats.host_output_size_in_bytes
+        - stats.host_alias_size_in_bytes
+        + stats.host_temp_size_in_bytes,
         constant_bytes=assigned.constant_bytes if assigned else 0,
         parameters=assigned.parameters if assigned else {},
         buffers=buffers[:_KEPT_BUFFERS],

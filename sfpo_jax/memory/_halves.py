@@ -32,6 +32,7 @@ class Halves:
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
         leaves, tree = jax.tree.flatten(args)
+        self._out_tree: Any = None
 
         def flat(*leaves: Any) -> list[Any]:
             out, structure = jax.tree.flatten(fn(*jax.tree.unflatten(tree, leaves)))

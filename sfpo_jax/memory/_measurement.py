@@ -14,6 +14,7 @@ class Measurement(NamedTuple):
     alias_bytes: int
     temporary_bytes: int
     activation_bytes: int  # of the temporaries
+    host_bytes: int  # of the host's memory, for this device
     constant_bytes: int  # arrays that are part of the program, besides
     parameters: dict[int, int]  # argument bytes by number, as far as they are told
     buffers: tuple[Buffer, ...]

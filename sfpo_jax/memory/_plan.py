@@ -25,6 +25,8 @@ class Plan:
       output_bytes: what is returned, whether or not in an argument's place.
       alias_bytes: outputs that take the place of a donated argument.
       temporary_bytes: the rest at the fullest moment.
+      host_bytes: what lies in the host's memory for the device, not in its total; of
+        compiler "gpu" alone, for the CPU's does not tell it apart.
       budget_bytes: what the total is compared with.
       memory_bytes: all the memory of the card.
       flops: operations of one device in one run, matrix products and convolutions;
@@ -43,6 +45,7 @@ class Plan:
     output_bytes: int
     alias_bytes: int
     temporary_bytes: int
+    host_bytes: int
     budget_bytes: int
     memory_bytes: int
     flops: int | None

@@ -132,6 +132,7 @@ def plan(
         output_bytes=measured.output_bytes,
         alias_bytes=measured.alias_bytes,
         temporary_bytes=measured.temporary_bytes,
+        host_bytes=measured.host_bytes,
         budget_bytes=limit,
         memory_bytes=card.memory_bytes,
         flops=flops,

@@ -53,7 +53,9 @@ def render(plan: "Plan") -> str:
 def _work(plan: "Plan") -> list[str]:
     flops = "not counted" if plan.flops is None else f"{plan.flops:.4g}"
     sent = ", ".join(f"{axis} {_size(n)}" for axis, n in plan.wire_bytes.items())
+    host = f"{'in host memory':<20}{_size(plan.host_bytes):>12}   for each device"
     return [
+        *([host] if plan.host_bytes else []),
         f"{'FLOPs a device':<20}{flops:>12}   matrix products and convolutions",
         *_wrap(f"{'sent by a device':<20}{sent or 'nothing':>12}", ""),
         f"{'compiler':<20}{plan.compiler:>12}",

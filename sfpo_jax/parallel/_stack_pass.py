@@ -162,7 +162,8 @@ class StackPass:
             begin, end = self._depth - stop, self._depth - start
             one = functools.partial(turn, run)
             if self._saves_far:
-                state = (*state[:2], saved_of(run, jnp.int32(stop - 1)), state[3])
+                fetched = saved_of(run, jnp.int32(stop - 1))
+                state = state[0], state[1], fetched, state[3]
             for step in range(begin, min(lead, end)):
                 state = one(jnp.int32(step), state)
             if max(lead, begin) < end:

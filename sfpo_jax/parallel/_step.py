@@ -16,12 +16,12 @@ from sfpo_jax.memory import RecomputePlan
 from sfpo_jax.parallel import _offload
 from sfpo_jax.parallel._agreement import make_check
 from sfpo_jax.parallel._batch import place_batch, whole_shape
+from sfpo_jax.parallel._compiler_options import transfer_options
 from sfpo_jax.parallel._operator_split import AXIS
 from sfpo_jax.parallel._recompute import AUTO, check_budget, plan_step
 from sfpo_jax.transforms import COMPRESSED_SCOPE, WARMUP_SCOPE
 
 _PHASES = {"warmup": WARMUP_SCOPE, "compressed": COMPRESSED_SCOPE}
-_COPIES = 32  # arrays between host and device that may travel at the same time
 Axes = tuple[str, ...]
 S = TypeVar("S", bound="Step")
 
@@ -92,7 +92,7 @@ class Step(abc.ABC):
         return jax.jit(
             step,
             donate_argnums=0,
-            compiler_options=overlap_options(
+            compiler_options=transfer_options(
                 self.mesh, self._stages, bool(self.offload)
             ),
         )
@@ -370,34 +370,6 @@ class Step(abc.ABC):
     def _wide(self, axes: Axes) -> Axes:
         """Those of `axes` that have more than one rank."""
         return tuple(axis for axis in axes if self.mesh.shape[axis] > 1)
-
-
-def overlap_options(
-    mesh: Mesh, stages: int, offloads: bool = False
-) -> dict[str, Any] | None:
-    """What XLA's GPU compiler needs to run transfers under arithmetic.
-
-    By default it leaves instructions where they stand, so that most transfers are
-    waited for at once. Twice the stages may be in flight, as bits and scales travel
-    apart. More is no gain, and memory: FSDP would gather weights further ahead, at 8 in
-    place of 4 another 1.9 GB for GPT-3 13B on 8 GPUs.
-
-    Args:
-      mesh: None is returned where it is not of GPUs, or of one that sends nothing.
-      stages: of layers, or pieces of an operator, that travel at the same time.
-      offloads: whether arrays travel between host and device. A layer is several, and
-        by default one at a time may be on its way.
-    """
-    is_gpu = mesh.devices.flat[0].platform in ("gpu", "cuda", "rocm")
-    if not is_gpu or (mesh.size == 1 and not offloads):
-        return None
-    options: dict[str, Any] = {"xla_gpu_enable_latency_hiding_scheduler": True}
-    if mesh.size > 1:
-        limit = "xla_gpu_experimental_parallel_collective_overlap_limit"
-        options[limit] = 2 * stages
-    if offloads:
-        options["xla_gpu_experimental_parallel_async_compute_limit"] = _COPIES
-    return options
 
 
 def check_given(name: str, value: Any, is_wanted: bool) -> None:

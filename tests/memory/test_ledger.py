@@ -15,6 +15,7 @@ MEASURED = Measurement(
     output_bytes=50,
     alias_bytes=40,
     temporary_bytes=30,
+    host_bytes=0,
     activation_bytes=20,
     constant_bytes=7,
     parameters={0: 40, 1: 30, 2: 25},

@@ -18,6 +18,7 @@ PLAN = sfpo.Plan(
     output_bytes=20 * GB,
     alias_bytes=20 * GB,
     temporary_bytes=30 * GB,
+    host_bytes=0,
     budget_bytes=85 * GB,
     memory_bytes=85 * GB,
     flops=10**15,

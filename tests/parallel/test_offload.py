@@ -1,5 +1,6 @@
 """Arrays on the host: the same training, to the bit, with less on the device."""
 
+import functools
 from typing import Any
 
 import jax
@@ -9,8 +10,11 @@ import optax
 import pytest
 
 import sfpo_jax as sfpo
+from sfpo_jax.collectives import overlaps
+from sfpo_jax.memory import find_device, planning_mesh
 from sfpo_jax.parallel import Offload
 from sfpo_jax.parallel._offload import check_offload
+from tests.memory.programs import needs_gpu_compiler
 
 ALL: tuple[Offload, ...] = ("states", "weights", "activations")
 MESH = sfpo.make_mesh(devices=jax.devices()[:2])
@@ -104,6 +108,51 @@ def test_parameters_given_on_the_device_stay_there() -> None:
     state, _ = step(state, batch_of(0))
     assert len(on_host(state.params)) == 2 and not on_host(params)
     np.testing.assert_array_equal(params["layers"]["up"], parameters()["layers"]["up"])
+
+
+@needs_gpu_compiler
+def test_a_gpu_holds_a_few_layers_and_copies_under_products() -> None:
+    mesh = planning_mesh(find_device("a100-80gb"), {"data": 2})
+    depth = 12
+    params = jax.eval_shape(parameters)
+    params["layers"] = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((depth, *x.shape[1:]), x.dtype), params["layers"]
+    )
+    batch = jax.eval_shape(lambda: batch_of(0))
+
+    def build(mesh: Any, offload: tuple[Offload, ...]) -> Any:
+        step = sfpo.make_layered_train_step(
+            MODEL, optax.sgd(1e-2, momentum=0.9), mesh, offload=offload, max_norm=1.0
+        )
+        return step, step.init_shapes(params), batch
+
+    plain, moved = (
+        sfpo.plan(
+            functools.partial(build, offload=offload),
+            device="a100-80gb",
+            mesh_shape={"data": 2},
+            compiler="gpu",
+            cache=False,
+        )
+        for offload in ((), ALL)
+    )
+    # Two matrices of weights, their momentum, and x as each layer gets it: not a byte
+    # more, so no stack is copied.
+    matrices = depth * 2 * WIDTH * HIDDEN * 4
+    assert moved.host_bytes == 2 * matrices + depth * ROWS // 2 * WIDTH * 4
+    assert plain.host_bytes == 0
+    assert plain.argument_bytes - moved.argument_bytes == 2 * matrices
+    assert "in host memory" in str(moved)
+
+    step, state, batch = build(mesh, ALL)
+    text = step.compiled_text(state, batch)
+    copies = [x for x in overlaps(text, dict(mesh.shape)) if x.axis == "host"]
+    inside = [x for x in copies if x.turns > 1]
+    assert {x.opcode for x in inside} == {"to host", "from host"}
+    # Forward: weights there, x back. Backward twice: weights, x; in the second besides
+    # momentum there, and both back.
+    assert len(inside) >= 3 + 3 + 9
+    assert all(x.products > 0 for x in inside)
 
 
 def test_what_cannot_be_offloaded_is_named() -> None:
