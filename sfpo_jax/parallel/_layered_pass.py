@@ -75,8 +75,8 @@ class Backward(NamedTuple):
                 dx,
                 does.use,
                 carry,
-                does.before,
                 does.lead,
+                does.before,
             )
             carry = does.finish(carry)
         d_outer = jax.tree.map(

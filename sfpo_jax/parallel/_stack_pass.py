@@ -106,8 +106,8 @@ class StackPass:
         dx: list[jax.Array],
         use: Consume,
         carry: Any,
-        before: Callable[[jax.Array, Any], Any],
         lead: int = 0,
+        before: Callable[[jax.Array, Any], Any] = lambda index, carry: carry,
     ) -> tuple[list[jax.Array], Any]:
         """From the last layer to the first: (gradient of x before the first, carry).
 
@@ -117,9 +117,9 @@ class StackPass:
           dx: gradients of the floating leaves of x after the last layer.
           use: called with each layer's gradient.
           carry: the first carry.
-          before: (layer number, carry) -> carry, called before each layer.
           lead: first turns that change the structure of the carry, and so stand before
             the loop.
+          before: (layer number, carry) -> carry, called before each layer.
         """
         last = self._depth - 1
 
