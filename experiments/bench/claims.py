@@ -172,8 +172,8 @@ def _resnet(results: Mapping[str, Any]) -> Finding:
     ]
     saved, extra = min((p for p in plans if p[0] >= 0.47), key=lambda plan: plan[1])
     said = (
-        f"memory, batch 256: {100 * saved:.0f} % less for {100 * extra:.1f} % more arithmetic; its "
-        "speed no GPU was there to tell"
+        f"memory, batch 256: {100 * saved:.0f} % less for {100 * extra:.1f} % more "
+        "arithmetic; its speed no GPU was there to tell"
     )
     return Finding(said, "open")
 
