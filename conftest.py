@@ -52,6 +52,15 @@ def pytest_collection_modifyitems(
     config.hook.pytest_deselected(items=left_out)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu_compiler"):
+        from sfpo_jax.memory import compiler_problem
+
+        problem = compiler_problem()
+        if problem is not None:
+            pytest.skip(f"no GPU compiler: {problem}")
+
+
 @pytest.fixture(scope="session")
 def mesh8() -> jax.sharding.Mesh:
     """A mesh of eight devices along the axis `data`, of the Auto axis type."""

@@ -105,13 +105,18 @@ class OnebitAdam(OnebitArguments):
 
         def run(carry: Carry, phase: Phase) -> Carry:
             with jax.named_scope(SCOPES[phase]):
-                held = carry[1]
+                start, held = carry
+                moving = None
+                if target is not None:
+                    # Parameters read from outside the loop would be kept beside those
+                    # that it writes, by copies.
+                    moving = target._replace(params=start)
                 if phase == "warmup" and self.is_packed and _axes(held) != _axes(state):
                     # The first moment that lies there is alike on all ranks, which the
                     # checks would no longer see.
                     held = held._replace(worker_error=state.worker_error)
                 way, held = self.send(chosen, held, phase)
-                found, new = self.receive(chosen, way, held, phase, target)
+                found, new = self.receive(chosen, way, held, phase, moving)
                 return found, self._with_own_errors(new)
 
         warmup = partial(run, phase="warmup")

@@ -8,14 +8,11 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import sfpo_jax as sfpo
-from sfpo_jax.memory import compiler_problem
 
 WIDTH, LAYERS, BATCH = 256, 6, 128
 LAYER_FLOPS = 2 * BATCH * WIDTH**2
 
-needs_gpu_compiler = pytest.mark.skipif(
-    compiler_problem() is not None, reason=f"no GPU compiler: {compiler_problem()}"
-)
+needs_gpu_compiler = pytest.mark.gpu_compiler
 
 
 def shape(*sizes: int) -> jax.ShapeDtypeStruct:
