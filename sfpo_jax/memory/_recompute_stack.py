@@ -48,11 +48,26 @@ class Stack(NamedTuple):
       depth: how many.
       options: those that no other beats in bytes and operations, the smallest first.
       bytes: of each name, in one layer.
+      at_once: bytes that autodiff asks for in one layer for one microbatch: what is
+        there while a layer is made again.
     """
 
     depth: int
     options: tuple[Option, ...]
     bytes: dict[str, int]
+    at_once: int
+
+    def measured(self, share: float) -> "Stack":
+        """The same, where so much of what autodiff asks for is really kept."""
+        options = [
+            option._replace(bytes=round(share * option.bytes))
+            if option.way == "none"
+            else option
+            for option in self.options
+        ]
+        return self._replace(
+            options=_best(options), at_once=round(share * self.at_once)
+        )
 
 
 def make_stack(
@@ -88,7 +103,7 @@ def make_stack(
     for count in range(len(kinds) + 1):
         for chosen in itertools.combinations(kinds, count):
             options.append(_option(graph, chosen, kinds, microbatches))
-    return Stack(depth, _best(options), kinds)
+    return Stack(depth, _best(options), kinds, graph.residual[0])
 
 
 def _option(
@@ -124,16 +139,17 @@ class Base(NamedTuple):
 
     Attributes:
       known: from what was compiled, by way and whether it is one layer.
-      latest: the last of these, for ways not known.
+      other: for ways not known, all of which make something again: from the last of
+        such that was compiled.
     """
 
     known: Mapping[tuple[Way, bool], float]
-    latest: float
+    other: float
 
     def where(self, top: tuple[Way, bool]) -> float:
         """For one way to treat the last layers."""
         way, is_one = top
-        return self.known.get(top, self.known.get((way, not is_one), self.latest))
+        return self.known.get(top, self.known.get((way, not is_one), self.other))
 
 
 class Stacks:
@@ -157,14 +173,24 @@ class Stacks:
         }
 
     def calibrate(self, held: float, temporary: float) -> Base:
-        """What is there beside what layers keep, where all of it is kept."""
-        rest = held + temporary - self._sum(self.nothing, "bytes")
-        return Base({self._top(self.nothing): rest}, rest)
+        """What is there beside what layers keep, and what they keep if they keep all.
+
+        XLA never keeps more than autodiff asks for; what it merges is spread evenly.
+        """
+        asked = self._sum(self.nothing, "bytes")
+        share = min(1.0, temporary / max(asked, 1))
+        self.stacks = {n: stack.measured(share) for n, stack in self.stacks.items()}
+        rest = held + temporary - share * asked
+        at_once = max(stack.at_once for stack in self.stacks.values())
+        return Base({self._top(self.nothing): rest}, rest + at_once)
 
     def shift(self, base: Base, by: float, runs: Runs) -> Base:
         """`base`, so much more of it taken where the last layer is treated as here."""
-        found = base.where(self._top(runs)) + by
-        return Base({**base.known, self._top(runs): found}, found)
+        top = self._top(runs)
+        found = base.where(top) + by
+        return Base(
+            {**base.known, top: found}, base.other if top[0] == "none" else found
+        )
 
     def predict(self, runs: Runs, base: Base) -> float:
         """Bytes of a device."""

@@ -66,7 +66,7 @@ def _named(spec: PartitionSpec) -> set[str]:
 
 
 def checksum_of(x: jax.Array) -> jax.Array:
-    """Likewise, of an array that may lie in the host's memory: a layer at a time."""
+    """`checksum` of an array that may lie in the host's memory: a layer at a time."""
     if not is_on_host(x):
         return checksum(x)
     layers = jnp.arange(x.shape[0])

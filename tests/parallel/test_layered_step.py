@@ -1,148 +1,28 @@
 """The layered step against plain differentiation of unstacked layers."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax import lax
-from jax.sharding import Mesh, PartitionSpec
 
 import sfpo_jax as sfpo
-from sfpo_jax.transforms import is_per_rank
+from tests.parallel.layered_reference import (
+    DEPTH,
+    HIDDEN,
+    MODEL,
+    ROWS,
+    WIDTH,
+    Reference,
+    batch_of,
+    parameters,
+    single,
+)
 
-RANKS, STEPS, DEPTH, WIDTH, HIDDEN, ROWS = 8, 20, 3, 64, 512, 16
-
-
-def embed(outer: Any, batch: Any, key: Any) -> Any:
-    del key
-    x = batch["x"].astype(outer["in"].dtype)
-    return {"h": x @ outer["in"], "row": batch["row"]}
-
-
-def block(layer: Any, x: Any, key: Any) -> Any:
-    h = jnp.tanh(x["h"] @ layer["up"] + layer["bias"][None])
-    if key is not None:
-        h = jnp.where(jax.random.bernoulli(key, 0.9, h.shape), h, 0)
-    return {"h": x["h"] + h @ layer["down"], "row": x["row"]}
-
-
-def loss(outer: Any, x: Any, batch: Any, key: Any) -> Any:
-    del key
-    # Tied: `in` is used on both sides.
-    out = (x["h"] @ outer["in"].T).astype(batch["y"].dtype)
-    return jnp.mean((out - batch["y"]) ** 2), {
-        "row": jnp.mean(x["row"].astype(x["h"].dtype))
-    }
-
-
-MODEL = sfpo.LayeredModel(embed, block, loss)
-
-
-def parameters() -> Any:
-    rng = np.random.default_rng(0)
-
-    def normal(*shape: int) -> np.ndarray:
-        return rng.normal(size=shape) / np.sqrt(shape[-2])
-
-    return {
-        "outer": {"in": normal(4, WIDTH)},
-        "layers": {
-            "up": normal(DEPTH, WIDTH, HIDDEN),
-            "bias": 0.1 * rng.normal(size=(DEPTH, HIDDEN)),
-            "down": normal(DEPTH, HIDDEN, WIDTH),
-        },
-    }
-
-
-def batch_of(step: int) -> Any:
-    rng = np.random.default_rng(step + 1)
-    x = rng.normal(size=(ROWS, 4))
-    return {"x": x, "y": np.sin(3 * x), "row": np.arange(ROWS, dtype=np.int32)}
-
-
-class Reference(NamedTuple):
-    """Unstacked layers, each with a state of its own, through `value_and_grad`."""
-
-    tx: Any
-    mesh: Mesh
-    reduces: tuple[str, ...]
-    max_norm: float | None
-
-    def run(self, steps: int) -> tuple[Any, list[float], list[float]]:
-        stacked = parameters()
-        units = [
-            jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), stacked["layers"])
-            for i in range(DEPTH)
-        ]
-        units.append(jax.tree.map(jnp.asarray, stacked["outer"]))
-        tx = optax.with_extra_args_support(self.tx)
-        with jax.set_mesh(self.mesh):
-            states = [tx.init(unit) for unit in units]
-        axes = tuple(self.mesh.axis_names)
-
-        def spec(node: Any) -> Any:
-            where = PartitionSpec(self.reduces) if is_per_rank(node) else None
-            return jax.tree.map(lambda _: where or PartitionSpec(), node)
-
-        state_specs = jax.tree.map(spec, states, is_leaf=is_per_rank)
-        everywhere = PartitionSpec()
-
-        def differentiate(units: Any, batch: Any) -> Any:
-            def full(units: Any) -> Any:
-                x = embed(units[-1], batch, None)
-                for layer in units[:-1]:
-                    x = block(layer, x, None)
-                return loss(units[-1], x, batch, None)[0]
-
-            value, grads = jax.value_and_grad(full)(units)
-            squares = sum(jnp.sum(g**2) for g in jax.tree.leaves(grads))
-            norm = jnp.sqrt(lax.pmean(squares, axes))
-            if self.max_norm is not None:
-                scale = jnp.minimum(1.0, self.max_norm / norm)
-                grads = jax.tree.map(lambda g: g * scale, grads)
-            dense = tuple(a for a in axes if a not in self.reduces)
-            grads = jax.tree.map(lambda g: lax.pmean(g, dense)[None], grads)
-            return grads, lax.pmean(value, axes), norm
-
-        def update(unit: Any, state: Any, grads: Any) -> Any:
-            grads = jax.tree.map(lambda g: g[0], grads)
-            updates, state = tx.update(grads, state, unit)
-            return optax.apply_updates(unit, updates), state
-
-        def shard(fn: Any, in_specs: Any, out_specs: Any) -> Any:
-            return jax.jit(
-                jax.shard_map(
-                    fn,
-                    mesh=self.mesh,
-                    in_specs=in_specs,
-                    out_specs=out_specs,
-                    check_vma=False,
-                )
-            )
-
-        by_rank = PartitionSpec(axes)
-        differentiate = shard(
-            differentiate, (everywhere, by_rank), (by_rank, everywhere, everywhere)
-        )
-        # One program for all layers, another for what is outside.
-        updates = [
-            shard(update, (everywhere, specs, by_rank), (everywhere, specs))
-            for specs in state_specs[-2:]
-        ]
-        losses, norms = [], []
-        for i in range(steps):
-            grads, value, norm = differentiate(units, batch_of(i))
-            for place, grad in enumerate(grads):
-                run = updates[place == DEPTH]
-                units[place], states[place] = run(units[place], states[place], grad)
-            losses.append(float(value))
-            norms.append(float(norm))
-        layers = jax.tree.map(lambda *xs: np.stack(xs), *units[:-1])
-        return {"outer": units[-1], "layers": layers}, losses, norms
+RANKS, STEPS = 8, 20
 
 
 def adamw(axis: Any) -> Any:
@@ -290,7 +170,7 @@ def test_bfloat16_weights_follow_those_of_float32(rounding: str) -> None:
         params = jax.tree.map(lambda x: jnp.asarray(x, dtype), parameters())
         state = step.init(params)
         for _ in range(30):
-            state, _ = step(state, jax.tree.map(_single, batch_of(0)))
+            state, _ = step(state, jax.tree.map(single, batch_of(0)))
         return jax.tree.map(np.float32, state.params)
 
     wanted = run(jnp.float32, None)
@@ -310,10 +190,6 @@ def test_bfloat16_weights_follow_those_of_float32(rounding: str) -> None:
     true = (wanted["layers"]["up"] - exact).reshape(-1)
     assert abs(alike(moved(rounded), true) - 1) < 0.2
     assert alike(moved(nearest), true) < 0.5
-
-
-def _single(x: np.ndarray) -> np.ndarray:
-    return x.astype(np.float32) if x.dtype == np.float64 else x
 
 
 def test_dropout_repeats_in_recomputation() -> None:
@@ -339,73 +215,6 @@ def test_dropout_repeats_in_recomputation() -> None:
     np.testing.assert_allclose(*[n for _, n in reached], rtol=1e-12)
 
 
-def encoder_decoder() -> tuple[sfpo.LayeredModel, Any]:
-    """Two stacks; the decoder's layers read what the encoder's left."""
-    rng = np.random.default_rng(1)
-    model = sfpo.LayeredModel(
-        embed=lambda outer, batch, key: {
-            "memory": batch["x"] @ outer["in"],
-            "h": batch["y"] @ outer["in"],
-        },
-        block={
-            "encoder": lambda layer, x, key: {
-                **x,
-                "memory": x["memory"] + jnp.tanh(x["memory"] @ layer["w"]),
-            },
-            "decoder": lambda layer, x, key: {
-                **x,
-                "h": x["h"] + jnp.tanh(x["h"] @ layer["w"] + x["memory"] @ layer["u"]),
-            },
-        },
-        loss=lambda outer, x, batch, key: jnp.mean((x["h"] - 1) ** 2),
-    )
-    layers = {
-        "encoder": {"w": rng.normal(size=(2, 6, 6))},
-        "decoder": {"w": rng.normal(size=(3, 6, 6)), "u": rng.normal(size=(3, 6, 6))},
-    }
-    return model, {"outer": {"in": rng.normal(size=(4, 6))}, "layers": layers}
-
-
-def test_an_encoder_feeds_a_decoder() -> None:
-    model, params = encoder_decoder()
-    with jax.enable_x64(True):
-        step = sfpo.make_layered_train_step(model, optax.sgd(0.1), sfpo.make_mesh())
-        state, metrics = step(step.init(params), batch_of(0))
-
-        def whole(params: Any) -> jax.Array:
-            x = model.embed(params["outer"], batch_of(0), None)
-            for name, block in model.blocks().items():
-                stack = params["layers"][name]
-                for i in range(len(stack["w"])):
-                    layer = jax.tree.map(lambda s, i=i: s[i], stack)
-                    x = block(layer, x, None)
-            return model.loss(params["outer"], x, batch_of(0), None)
-
-        value, grads = jax.value_and_grad(whole)(jax.tree.map(jnp.asarray, params))
-        np.testing.assert_allclose(metrics["loss"], value, rtol=1e-12)
-        jax.tree.map(
-            lambda new, old, g: np.testing.assert_allclose(
-                new, old - 0.1 * g, atol=1e-12
-            ),
-            state.params,
-            params,
-            grads,
-        )
-
-
-def test_what_no_layer_changes_is_saved_once() -> None:
-    model, params = encoder_decoder()
-    step = sfpo.make_layered_train_step(model, optax.sgd(0.1), sfpo.make_mesh())
-    state = step.init_shapes(jax.tree.map(np.float32, params))
-    batch = jax.tree.map(_single, batch_of(0))
-    text = step.lower(state, batch).as_text()
-    # h in each of 3 layers; the memory in each of the encoder's 2, and once after.
-    assert "tensor<3x1x2x6xf32>" in text
-    assert text.count("stablehlo.while") == 4
-    loops = [line for line in text.splitlines() if "stablehlo.while" in line]
-    assert all(line.count("3x1x2x6xf32") <= 2 for line in loops)
-
-
 @pytest.mark.parametrize("kind", ["skip_nonfinite", "max_norm", "by layer"])
 def test_a_step_that_is_not_finite_is_skipped(kind: str) -> None:
     options = {"skip_nonfinite": {"skip_nonfinite": True}, "max_norm": {"max_norm": 1}}
@@ -415,14 +224,14 @@ def test_a_step_that_is_not_finite_is_skipped(kind: str) -> None:
     with jax.numpy_dtype_promotion("standard"):
         state = step.init(jax.tree.map(np.float32, parameters()))
         before = jax.tree.map(np.asarray, (state.params, state.opt_state))
-        bad = jax.tree.map(_single, batch_of(0))
+        bad = jax.tree.map(single, batch_of(0))
         bad["x"][3] = np.nan
         state, metrics = step(state, bad)
         jax.tree.map(
             np.testing.assert_array_equal, (state.params, state.opt_state), before
         )
         assert int(metrics["skipped"]) == 1 and int(state.step) == 1
-        state, metrics = step(state, jax.tree.map(_single, batch_of(0)))
+        state, metrics = step(state, jax.tree.map(single, batch_of(0)))
         assert int(metrics["skipped"]) == 1 and np.isfinite(metrics["loss"])
 
 
