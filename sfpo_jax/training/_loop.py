@@ -14,6 +14,7 @@ from sfpo_jax.training._ema import Ema, EmaState
 from sfpo_jax.training._manifest import CheckpointError
 from sfpo_jax.training._sections import Train
 from sfpo_jax.training._signals import Stop
+from sfpo_jax.training._vitals import fingerprint
 
 Metrics = dict[str, float]
 
@@ -151,6 +152,8 @@ class _Loop:
         self._saved: int | None = None  # step of the last checkpoint
         self._nonfinite = 0  # steps in a row, up to the last one
         self._pending: list[tuple[int, dict[str, jax.Array]]] = []
+        frozen = step.frozen if isinstance(step, Step) else None
+        self._frozen = None if frozen is None else fingerprint(frozen)
 
     def run(self) -> Fit:
         """All steps that are left, or as many as there is time for."""
@@ -271,6 +274,7 @@ class _Loop:
             "tested": self._tested,
             "nonfinite": self._nonfinite,
             "monitor": self._monitor.get_state(),
+            "frozen": self._frozen,
         }
         state, data_state = self._everything(), self._data.get_state()
         self._checkpoints.save(self._done, state, data_state, extra)
@@ -282,6 +286,11 @@ class _Loop:
         if not saved:
             self._monitor.started(0, 0, None)
             return
+        if saved.extra.get("frozen", self._frozen) != self._frozen:
+            raise CheckpointError(
+                "the weights that are not trained (`frozen` of the step) are not those "
+                "the run began with: give it the same ones, or begin another run."
+            )
         # No step donates it now, and the caller may hold it to the end.
         for leaf in jax.tree.leaves(fresh):
             leaf.delete()

@@ -1,5 +1,6 @@
 """Signs of a run's health, measured on its state: what `tuning.diagnose` reads."""
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,17 @@ class Vitals:
         found: dict[str, Any] = {name: float(x) for name, x in numbers.items()}
         still = [n for n, is_so in zip(self._names, alike, strict=True) if is_so]
         return found | {"still": still}
+
+
+def fingerprint(tree: Any) -> str:
+    """A few characters that change with any bit of arrays that all devices hold whole.
+
+    Example:
+      >>> fingerprint([jnp.ones(3)]) == fingerprint([jnp.ones(3).at[1].set(1.5)])
+      False
+    """
+    sums = np.asarray(_checksums(tree))
+    return hashlib.sha256(sums.tobytes()).hexdigest()[:16]
 
 
 def memory_share() -> float | None:

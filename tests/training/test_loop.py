@@ -282,3 +282,22 @@ def test_other_data_are_refused(tmp_path: Path, step: Any) -> None:
     run(batches(), 1)
     with pytest.raises(CheckpointError, match=r"the data are not .* got 1"):
         run(Other(lambda: iter([])), 2)
+
+
+def test_other_frozen_weights_are_refused(tmp_path: Path, mesh8: Mesh) -> None:
+    def loss_fn(params: Any, batch: jax.Array, *, frozen: Any) -> jax.Array:
+        return batch.mean() * (params["w"] + frozen["base"].sum())
+
+    def go_on(base: np.ndarray, steps: int) -> Fit:
+        step = sfpo.make_train_step(
+            loss_fn, optax.sgd(1.0), mesh8, frozen={"base": base}
+        )
+        state = step.init({"w": jnp.zeros(())})
+        kept = Checkpoints(tmp_path)
+        return fit(step, state, batches(1.0), Train(steps=steps), checkpoints=kept)
+
+    base = np.arange(4, dtype=np.float32)
+    assert go_on(base, 1).done == 1
+    assert go_on(base, 2).done == 2
+    with pytest.raises(CheckpointError, match="weights that are not trained"):
+        go_on(base[::-1].copy(), 3)
