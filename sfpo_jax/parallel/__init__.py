@@ -17,6 +17,7 @@ from sfpo_jax.parallel._links import Links as Links
 from sfpo_jax.parallel._links import find_links as find_links
 from sfpo_jax.parallel._links_command import add_links_arguments as add_links_arguments
 from sfpo_jax.parallel._links_command import run_links as run_links
+from sfpo_jax.parallel._make_train_step import make_train_step as make_train_step
 from sfpo_jax.parallel._mesh import make_mesh as make_mesh
 from sfpo_jax.parallel._offload import Offload as Offload
 from sfpo_jax.parallel._operator import Operator as Operator
@@ -29,4 +30,3 @@ from sfpo_jax.parallel._sharding import shard_axis as shard_axis
 from sfpo_jax.parallel._step import Step as Step
 from sfpo_jax.parallel._step import TrainState as TrainState
 from sfpo_jax.parallel._train_step import TrainStep as TrainStep
-from sfpo_jax.parallel._train_step import make_train_step as make_train_step

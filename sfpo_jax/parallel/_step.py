@@ -35,6 +35,7 @@ class TrainState(NamedTuple):
     model_state: Any  # e.g. batch statistics, replicated; None without
     key: jax.Array | None  # the run's random key, replicated; never changes
     skipped: jax.Array  # int32[], steps whose gradient was not finite
+    pending: Any = ()  # gradients one to a rank, of the step before; () at staleness 0
 
 
 class Step(abc.ABC):
@@ -49,6 +50,7 @@ class Step(abc.ABC):
     op_axes: Axes  # ("op",) where operators are split, else ()
     frozen: Any  # what the loss reads and nobody trains, on every device; or None
     offload: tuple[_offload.Offload, ...]  # what lies in the host's memory
+    staleness: int = 0  # steps that an update comes late
     _reduces: Axes | None  # None until parameters are seen
 
     def __init__(
@@ -93,7 +95,7 @@ class Step(abc.ABC):
             step,
             donate_argnums=0,
             compiler_options=transfer_options(
-                self.mesh, self._stages, bool(self.offload)
+                self.mesh, self._stages, bool(self.offload), self.staleness > 0
             ),
         )
 
