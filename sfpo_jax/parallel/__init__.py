@@ -5,6 +5,7 @@ from sfpo_jax.parallel._hosts import Hosts as Hosts
 from sfpo_jax.parallel._hosts import current_hosts as current_hosts
 from sfpo_jax.parallel._join import is_launched as is_launched
 from sfpo_jax.parallel._join import join_hosts as join_hosts
+from sfpo_jax.parallel._late_step import check_staleness as check_staleness
 from sfpo_jax.parallel._launch import add_launch_arguments as add_launch_arguments
 from sfpo_jax.parallel._launch import run_launch as run_launch
 from sfpo_jax.parallel._layered_model import LayeredModel as LayeredModel
