@@ -127,10 +127,12 @@ class LateTrainStep(TrainStep):
         waits = self._put(fresh.grads)
         # XLA makes one sum of several that may be one, and the sums of the gradients
         # that waited would wait for those of this step's batch.
-        square = square_norm([g for g in jax.tree.leaves(fresh.grads) if is_float(g)])
-        fresh, square = after((fresh._replace(grads=()), square), updated[0])
-        is_sound = None
+        square = is_sound = None
         if self._has_model_state:
+            leaves = jax.tree.leaves(fresh.grads)
+            square = square_norm([g for g in leaves if is_float(g)])
+        fresh, square = after((fresh._replace(grads=()), square), updated[0])
+        if square is not None:
             axes = (*self.batch_axes, *self.op_axes)
             is_sound = jnp.isfinite(rank_mean(square, axes, 1))
         state, metrics = self._done(state, fresh, updated, norm, finite, is_sound)
@@ -153,29 +155,40 @@ class LateTrainStep(TrainStep):
           taken: bool[], whether it is applied.
           phase: as in `_run`.
         """
-        tx, layout = self._tx, self._placed()
+        layout = self._placed()
         own, held = layout.own(state.params), layout.unlead(state.opt_state)
-        is_staged = phase is not None and isinstance(tx, StagedTransformation)
+        send, receive = _halves(self._tx, phase)
         # Whole gradients over the slow links go under the forward pass; else what the
         # fast links carry does so, where they carry anything.
-        is_slow = phase == "warmup" and layout.kind == "states" and is_staged
+        is_slow = phase == "warmup" and layout.kind == "states" and send is not None
         is_exact = bool(self._dense or self._shard_axes)
         goes_on = bool(self.reduces) or layout.kind == "states"
         way, sent = grads, held
         if goes_on and is_exact and not is_slow:
             way = after(way, fresh.loss)
-        if is_staged:
-            way, sent = tx.send(way, held, phase)
+        if send is not None:
+            way, sent = send(way, held)
             if is_slow or not is_exact:
                 way = after(way, fresh.loss)
         if layout.kind != "states":
             # Where they lie, which all must have read before.
             own = after(own, fresh.grads)
-        if is_staged:
-            updates, new = tx.receive(way, sent, own, phase)
-        else:
-            updates, new = tx.update(way, sent, own, phase=phase, is_finite=True)
+        updates, new = receive(way, sent, own)
         return choose(taken, (optax.apply_updates(own, updates), new), (own, held))
+
+
+def _halves(
+    tx: optax.GradientTransformationExtraArgs, phase: Phase | None
+) -> tuple[Callable[[Any, Any], Any] | None, Callable[[Any, Any, Any], Any]]:
+    """(the first half of an update or None, the second or all of it)."""
+    if phase is not None and isinstance(tx, StagedTransformation):
+        return (
+            lambda grads, state: tx.send(grads, state, phase),
+            lambda way, state, params: tx.receive(way, state, params, phase),
+        )
+    return None, lambda grads, state, params: tx.update(
+        grads, state, params, phase=phase, is_finite=True
+    )
 
 
 def check_staleness(staleness: int, name: str = "staleness") -> None:

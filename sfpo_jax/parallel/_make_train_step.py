@@ -79,15 +79,22 @@ def make_train_step(
         when the first batch is seen; `step.recompute_plan` then tells. None: all that
         `loss_fn` does not compute again by itself is kept.
       budget: what a device may hold, with recompute="auto", a size with its unit.
+      staleness: 1: a step applies the gradient of the step before, at whose parameters
+        it was made, so that what is sent runs under the passes that make the next. The
+        first step applies nothing; `grad_norm`, clipping and skipping, which it does
+        for any `tx`, are of what is applied. A device keeps its own gradients, whole,
+        from step to step in `state.pending`. The learning rate times the curvature, in
+        Adam's units, must stay below 1 (see docs/parallel.md).
 
     Returns:
       The step: ``state = step.init(params, key)``, ``state, metrics = step(state,
       batch)``. It compiles once, both phases of 1-bit Adam in one program.
 
     Raises:
-      ValueError: `microbatches` below 1, `max_norm` not positive, or axes that nothing
-        can be sharded along; at `init`, specs that do not fit the parameters, or a `tx`
-        that mixes leaves where operators are split.
+      ValueError: `microbatches` below 1, `max_norm` not positive, a `staleness` other
+        than 0 and 1, or axes that nothing can be sharded along; at `init`, specs that
+        do not fit the parameters, or a `tx` that mixes leaves where operators are
+        split.
 
     Example:
       >>> import jax.numpy as jnp, optax
@@ -102,6 +109,18 @@ def make_train_step(
       ...     state, metrics = step(state, batch)
       >>> sorted(metrics)
       ['grad_norm', 'loss', 'skipped']
+
+      A step late:
+
+      >>> late = sfpo.make_train_step(
+      ...     loss_fn, optax.sgd(0.1), sfpo.make_mesh(), staleness=1
+      ... )
+      >>> state, norms = late.init({"w": jnp.zeros(4)}), []
+      >>> for _ in range(2):
+      ...     state, metrics = late(state, batch)
+      ...     norms.append(float(metrics["grad_norm"]))
+      >>> norms, state.params["w"].tolist()
+      ([0.0, 4.0], [0.20000000298023224, 0.20000000298023224, ...])
     """
     check_at_least("microbatches", microbatches, 1, "parts of a rank's batch")
     check_max_norm(max_norm)

@@ -15,7 +15,7 @@ from sfpo_jax.collectives import Transfer, transfers, wire_bytes
 from sfpo_jax.memory import RecomputePlan
 from sfpo_jax.parallel import _offload
 from sfpo_jax.parallel._agreement import make_check
-from sfpo_jax.parallel._batch import place_batch, whole_shape
+from sfpo_jax.parallel._batch import place_batch, shape_of, whole_shape
 from sfpo_jax.parallel._compiler_options import transfer_options
 from sfpo_jax.parallel._operator_split import AXIS
 from sfpo_jax.parallel._recompute import AUTO, check_budget, plan_step
@@ -246,7 +246,7 @@ class Step(abc.ABC):
         self._check_batch(batch)
         self._settle(state, batch)
         shapes = jax.tree.map(self._batch_shape, batch)
-        state, frozen = jax.tree.map(_shape_of, (state, self.frozen))
+        state, frozen = jax.tree.map(shape_of, (state, self.frozen))
         return self._jitted.trace(state, shapes, frozen)
 
     def compiled_text(self, state: TrainState, batch: Any) -> str:
@@ -394,7 +394,3 @@ def _replicated(tree: Any, mesh: Mesh) -> Any:
         return jax.device_put(x, sharding)
 
     return jax.tree.map(place, tree)
-
-
-def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
