@@ -80,7 +80,10 @@ class LateTrainStep(TrainStep):
         return (self.batch_axes, self.op_axes) if self.op_axes else (self.batch_axes,)
 
     def _pending_specs(self, pending: Any) -> Any:
-        return jax.tree.map(lambda _: PartitionSpec(*self._leading), pending)
+        # As XLA writes what it returns: else the second step would compile again.
+        names: list[Any] = [self._wide(axes) or None for axes in self._leading]
+        spec = PartitionSpec(*(names if any(names) else ()))
+        return jax.tree.map(lambda _: spec, pending)
 
     def _put(self, grads: Any) -> PerRank:
         """This rank's gradients in the form in which a state holds them."""

@@ -14,7 +14,7 @@ import sfpo_jax as sfpo
 from sfpo_jax.compression import int8
 from sfpo_jax.training import CheckpointError, Checkpoints
 from tests.parallel import test_operator_split as split
-from tests.ranks import assert_alike, copies
+from tests.ranks import assert_alike, compiled_programs, copies
 
 RANKS, STEPS = 8, 10
 
@@ -133,6 +133,7 @@ def test_compressing_late_is_compressing_what_was_made_before(make: Any) -> None
         waiting = made
         state, _ = late(state, batch_of(i))
     assert_close(state.params, other.params)
+    assert compiled_programs(late._jitted) == 1
     # Residuals, too: what is lost stays with the rank that lost it.
     assert_close(jax.tree.leaves(state.opt_state), jax.tree.leaves(other.opt_state))
     assert_alike(state.params)
