@@ -50,6 +50,8 @@ class Contender:
     """What the step clips to, where the chain sees layers, or parts of tensors."""
     budget: str | None = None
     """What a device may hold; the plain step plans what it computes again."""
+    staleness: int = 0
+    """Steps that an update of the plain step comes late."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +150,7 @@ def run_contender(
         shard_axes=contender.shard_axes,
         frozen=task.frozen and task.frozen(train.seed),
         budget=contender.budget,
+        staleness=contender.staleness,
     )
     # Not the key the parameters come from.
     key = jax.random.fold_in(jax.random.key(train.seed), 1) if task.has_key else None

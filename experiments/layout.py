@@ -51,6 +51,7 @@ def make_trainee(
     shard_axes: tuple[str, ...] = (),
     frozen: Any = None,
     budget: str | None = None,
+    staleness: int = 0,
 ) -> Trainee:
     """The step that trains a task, and the parameters it trains.
 
@@ -65,6 +66,7 @@ def make_trainee(
       shard_axes: axes along which the plain step shares the states; () for none.
       frozen: what the task reads and nobody trains.
       budget: what a device may hold; the plain step then plans what it computes again.
+      staleness: steps that an update of the plain step comes late.
     """
     shared: Any = {
         "has_key": task.has_key,
@@ -83,6 +85,7 @@ def make_trainee(
             operator_specs=task.specs,
             has_model_state=task.init_state is not None,
             frozen=frozen,
+            staleness=staleness,
             **shared,
         )
         return Trainee(step, task.init, task.test)

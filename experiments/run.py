@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from experiments.contender import Contender, Record, Result, run_contender
@@ -140,8 +141,10 @@ def make_contender(config: Sections, mesh: Mesh) -> Contender:
     max_norm = None
     if config.memory.gradient_release:
         name, release = f"layered {name}", _release(config, axes)
-    if config.memory.gradient_release or parts:
-        # The chain sees one layer, or parts of tensors, whose norm is not that of all.
+    staleness = config.parallel.staleness
+    if config.memory.gradient_release or parts or staleness:
+        # The chain sees one layer, or parts of tensors, whose norm is not that of all;
+        # and a late step tells the halves of a transformation apart, not of a chain.
         optimizer, max_norm = _unclipped(optimizer)
     tx = training.make_optimizer(
         optimizer,
@@ -159,14 +162,17 @@ def make_contender(config: Sections, mesh: Mesh) -> Contender:
             shard_axes=axes.exact,
             max_norm=max_norm,
             budget=config.parallel.time.limit,
+            staleness=staleness,
         )
 
     def course(freeze: int | None) -> Course:
         steps, communication = config.train.steps, config.communication
-        return Course(
+        curves = (
             training.compressed_steps(communication, steps, freeze),
             training.sparsity_curve(config.sparsity, communication, steps, freeze),
         )
+        # What comes late began with a step that sent nothing of use, a dense one.
+        return Course(*(np.pad(x, (staleness, 0))[:steps] for x in curves))
 
     phases = ("warmup", "compressed")
     return Contender(
@@ -178,6 +184,7 @@ def make_contender(config: Sections, mesh: Mesh) -> Contender:
         axes.exact,
         max_norm,
         config.parallel.time.limit,
+        staleness,
     )
 
 
@@ -221,6 +228,13 @@ def _check_sharded(
 def _release(config: Sections, axes: training.Axes) -> GradientRelease:
     """What goes with `memory.gradient_release`."""
     optimizer, chosen = config.optimizer, config.communication.compression
+    if config.parallel.staleness:
+        raise ValueError(
+            "`parallel.staleness` must be 0 with `memory.gradient_release`, got "
+            f"{config.parallel.staleness}: a layer's gradient is applied where it is "
+            "made, and a step's delay would keep those of all; its transfers run under "
+            "other layers by `parallel.pipeline_depth`."
+        )
     if optimizer.groups:
         raise ValueError(
             "`optimizer.groups` must be [] with `memory.gradient_release`, got "

@@ -107,7 +107,11 @@ def _compressed_axes(inspected: Inspected) -> tuple[str, ...]:
     Residuals that are not cut over any axis belong to a transformation without one. In
     a step over several devices what it compresses has been reduced before.
     """
-    leaves = jax.tree.leaves(inspected.args, is_leaf=is_per_rank)
+    args: Any = inspected.args
+    if isinstance(inspected.step, Step):
+        # Gradients that wait are each rank's own, too, and no residuals.
+        args = args[0].opt_state
+    leaves = jax.tree.leaves(args, is_leaf=is_per_rank)
     nodes = [node for node in leaves if is_per_rank(node)]
     if isinstance(inspected.step, Step):
         is_compressed = nodes or COMPRESSED_SCOPE in inspected.text

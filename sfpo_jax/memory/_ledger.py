@@ -53,8 +53,9 @@ def classify(step: Any, args: Sequence[Any]) -> list[str]:
     """The class of every leaf of the arguments, in their order.
 
     A field `params`, `opt_state` or `residual` of a state that comes first, or an
-    argument of that name, says what it is; error-feedback residuals are known by their
-    `PerRank` node. The rest is "other arguments".
+    argument of that name, says what it is; error-feedback residuals, and gradients that
+    wait for the next step, are known by their `PerRank` node. The rest is "other
+    arguments".
     """
     classes: list[str] = []
     names = _argument_names(step, len(args))

@@ -36,3 +36,8 @@ def _is_share(leaf: Any) -> bool:
     if jax.process_count() == 1 or isinstance(leaf, jax.ShapeDtypeStruct):
         return False
     return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+
+
+def shape_of(x: Any) -> jax.ShapeDtypeStruct:
+    """Shape, dtype and sharding of an array."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)

@@ -8,7 +8,7 @@ _COPIES = 32  # arrays between host and device that may travel at the same time
 
 
 def transfer_options(
-    mesh: Mesh, stages: int, offloads: bool = False
+    mesh: Mesh, stages: int, offloads: bool = False, begins_early: bool = False
 ) -> dict[str, Any] | None:
     """Options that run transfers under arithmetic on GPUs, and in order on CPUs.
 
@@ -22,6 +22,9 @@ def transfer_options(
       stages: of layers, or pieces of an operator, that travel at the same time.
       offloads: whether arrays travel between host and device. A layer is several, and
         by default one at a time may be on its way.
+      begins_early: whether a transfer begins as soon as it can. By default it does so
+        as late as XLA thinks it may, by numbers that know neither the links nor how
+        long a loop takes.
 
     Returns:
       None where nothing is sent.
@@ -38,6 +41,9 @@ def transfer_options(
     if mesh.size > 1:
         limit = "xla_gpu_experimental_parallel_collective_overlap_limit"
         options[limit] = 2 * stages
+        if begins_early:
+            early = "xla_gpu_experimental_collective_start_as_early_as_possible"
+            options[early] = True
     if offloads:
         options["xla_gpu_experimental_parallel_async_compute_limit"] = _COPIES
     return options

@@ -23,6 +23,11 @@ def next_step(step: jax.Array) -> jax.Array:
     return jnp.asarray(optax.safe_increment(step))
 
 
+def after(tree: Any, others: Any) -> Any:
+    """The tree, which whoever reads it gets only when the others are there."""
+    return lax.optimization_barrier((tree, others))[0]
+
+
 def choose(condition: jax.Array, new: Any, old: Any) -> Any:
     """`new` where the condition holds, else `old`, leaf by leaf."""
     return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sfpo_jax.collectives import widen
+from sfpo_jax.parallel._leafwise import after
 
 
 class Ring(NamedTuple):
@@ -134,11 +135,6 @@ def reduce(
             total = after(total, sent[turn - ring.depth])
         sent.append(ring.send(total, piece))
     return jnp.concatenate(done, axis=-2)
-
-
-def after(x: jax.Array, others: Any) -> jax.Array:
-    """x, which whoever reads it gets only when the others are there."""
-    return lax.optimization_barrier((x, others))[0]
 
 
 def _way(piece: int) -> int:

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sfpo_jax.parallel._ring import Ring, after, reduce, rotate
+from sfpo_jax.parallel._leafwise import after
+from sfpo_jax.parallel._ring import Ring, reduce, rotate
 from sfpo_jax.parallel._stack_pass import wide_dtype
 
 

@@ -15,7 +15,7 @@ from sfpo_jax.collectives import Transfer, transfers, wire_bytes
 from sfpo_jax.memory import RecomputePlan
 from sfpo_jax.parallel import _offload
 from sfpo_jax.parallel._agreement import make_check
-from sfpo_jax.parallel._batch import place_batch, whole_shape
+from sfpo_jax.parallel._batch import place_batch, shape_of, whole_shape
 from sfpo_jax.parallel._compiler_options import transfer_options
 from sfpo_jax.parallel._operator_split import AXIS
 from sfpo_jax.parallel._recompute import AUTO, check_budget, plan_step
@@ -35,6 +35,7 @@ class TrainState(NamedTuple):
     model_state: Any  # e.g. batch statistics, replicated; None without
     key: jax.Array | None  # the run's random key, replicated; never changes
     skipped: jax.Array  # int32[], steps whose gradient was not finite
+    pending: Any = ()  # gradients one to a rank, of the step before; () at staleness 0
 
 
 class Step(abc.ABC):
@@ -49,6 +50,7 @@ class Step(abc.ABC):
     op_axes: Axes  # ("op",) where operators are split, else ()
     frozen: Any  # what the loss reads and nobody trains, on every device; or None
     offload: tuple[_offload.Offload, ...]  # what lies in the host's memory
+    staleness: int = 0  # steps that an update comes late
     _reduces: Axes | None  # None until parameters are seen
 
     def __init__(
@@ -93,7 +95,7 @@ class Step(abc.ABC):
             step,
             donate_argnums=0,
             compiler_options=transfer_options(
-                self.mesh, self._stages, bool(self.offload)
+                self.mesh, self._stages, bool(self.offload), self.staleness > 0
             ),
         )
 
@@ -244,7 +246,7 @@ class Step(abc.ABC):
         self._check_batch(batch)
         self._settle(state, batch)
         shapes = jax.tree.map(self._batch_shape, batch)
-        state, frozen = jax.tree.map(_shape_of, (state, self.frozen))
+        state, frozen = jax.tree.map(shape_of, (state, self.frozen))
         return self._jitted.trace(state, shapes, frozen)
 
     def compiled_text(self, state: TrainState, batch: Any) -> str:
@@ -392,7 +394,3 @@ def _replicated(tree: Any, mesh: Mesh) -> Any:
         return jax.device_put(x, sharding)
 
     return jax.tree.map(place, tree)
-
-
-def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)

@@ -8,31 +8,32 @@ nothing dense that was to be compressed.
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from sfpo_jax._validate import check_at_least
 from sfpo_jax.memory import Keep, recomputed
-from sfpo_jax.parallel._clipping import check_max_norm, clip_scale, scaled
+from sfpo_jax.parallel._clipping import clip_scale, scaled
 from sfpo_jax.parallel._leafwise import average, choose, next_step, rank_mean
 from sfpo_jax.parallel._loss import LossFn, loss_and_grads
 from sfpo_jax.parallel._mixing import check_unmixed
-from sfpo_jax.parallel._recompute import AUTO
 from sfpo_jax.parallel._reduction import reduced_beside
-from sfpo_jax.parallel._sharding import (
-    Axes,
-    Kind,
-    Layout,
-    check_shard,
-    make_layout,
-)
+from sfpo_jax.parallel._sharding import Axes, Kind, Layout, make_layout
 from sfpo_jax.parallel._step import Step, TrainState, check_given
 from sfpo_jax.transforms import apply_gradients
+
+
+class Fresh(NamedTuple):
+    """What one rank's passes over its part of the batch give."""
+
+    loss: jax.Array
+    aux: dict[str, jax.Array]
+    model_state: Any
+    grads: Any  # of the whole weights, or of this rank's parts of split ones
 
 
 class TrainStep(Step):
@@ -131,166 +132,96 @@ class TrainStep(Step):
         )
 
     def _local_step(self, state: TrainState, batch: Any, frozen: Any) -> Any:
-        assert self._reduces is not None
+        fresh = self._differentiate(state, state.params, batch, frozen)
+        grads, norm, finite = self._reduce(fresh.grads)
+        layout = self._placed()
+        own, held = layout.own(state.params), layout.unlead(state.opt_state)
+        new, new_held = apply_gradients(self._tx, grads, held, own)
+        # A transformation sees its part alone, and could not agree with the others.
+        if self._skip_nonfinite or layout.holders:
+            new, new_held = choose(finite, (new, new_held), (own, held))
+        return self._done(state, fresh, (new, new_held), norm, finite)
+
+    def _differentiate(
+        self, state: TrainState, params: Any, batch: Any, frozen: Any
+    ) -> Fresh:
+        """The passes of one rank over its part of the batch.
+
+        Args:
+          state: all but its parameters is read.
+          params: what this rank keeps of them.
+          batch: its part.
+          frozen: what the loss reads besides, or None.
+        """
         loss_fn = self._loss_fn
         if frozen is not None:
             loss_fn = functools.partial(loss_fn, frozen=frozen)
-        layout = self._placed()
         if self._recompute is not None:
             loss_fn = recomputed(loss_fn, self._recompute)
-        loss, aux, model_state, grads = loss_and_grads(
-            loss_fn,
-            layout.full(state.params),
-            batch,
-            self._step_key(state),
-            state.model_state,
-            self._microbatches,
+        return Fresh(
+            *loss_and_grads(
+                loss_fn,
+                self._placed().full(params),
+                batch,
+                self._step_key(state),
+                state.model_state,
+                self._microbatches,
+            )
         )
+
+    @property
+    def _dense(self) -> Axes:
+        """Axes averaged over exactly besides those of the shards."""
+        done = (*self._shard_axes, *self.reduces)
+        return self._wide(tuple(a for a in self.batch_axes if a not in done))
+
+    def _reduce(self, grads: Any) -> tuple[Any, jax.Array, jax.Array]:
+        """(what `tx` takes, norm before clipping, whether finite) of a rank's grads."""
+        assert self._reduces is not None
+        layout = self._placed()
         grads = layout.split.reduce(grads)
         square = rank_mean(layout.split.square(grads), self.batch_axes, self._ranks)
         norm = jnp.sqrt(square)
         finite = jnp.isfinite(norm)
         if self._max_norm is not None:
             grads = scaled(grads, clip_scale(norm, self._max_norm))
-        done = (*self._shard_axes, *self._reduces)
-        dense = self._wide(tuple(a for a in self.batch_axes if a not in done))
-        grads = layout.reduce(grads, dense)
-        own, held = layout.own(state.params), layout.unlead(state.opt_state)
-        new, new_held = apply_gradients(self._tx, grads, held, own)
-        # A transformation sees its part alone, and could not agree with the others.
-        if self._skip_nonfinite or layout.holders:
-            new, new_held = choose(finite, (new, new_held), (own, held))
+        return layout.reduce(grads, self._dense), norm, finite
+
+    def _done(
+        self,
+        state: TrainState,
+        fresh: Fresh,
+        updated: tuple[Any, Any],
+        norm: jax.Array,
+        finite: jax.Array,
+        is_sound: jax.Array | None = None,
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        """The new state, but for what waits, and the metrics.
+
+        Args:
+          state: that the step began with.
+          fresh: of this step's batch.
+          updated: parameters and optimizer state of what this rank updates.
+          norm: of the gradients applied.
+          finite: whether they all were.
+          is_sound: whether the new model state is kept; None: where `finite`.
+        """
+        layout = self._placed()
+        model_state = fresh.model_state
         if self._has_model_state:
+            kept = finite if is_sound is None else is_sound
             model_state = average(model_state, self.batch_axes)
-            model_state = choose(finite, model_state, state.model_state)
+            model_state = choose(kept, model_state, state.model_state)
         skipped = state.skipped + (~finite).astype(jnp.int32)
-        metrics = average({**aux, "loss": loss}, (*self.batch_axes, *self.op_axes))
+        axes = (*self.batch_axes, *self.op_axes)
+        metrics = average({**fresh.aux, "loss": fresh.loss}, axes)
         metrics |= {"grad_norm": norm, "skipped": skipped}
         state = TrainState(
-            params=layout.kept(new),
-            opt_state=layout.lead(new_held),
+            params=layout.kept(updated[0]),
+            opt_state=layout.lead(updated[1]),
             step=next_step(state.step),
             model_state=model_state,
             key=state.key,
             skipped=skipped,
         )
         return state, metrics
-
-
-def make_train_step(
-    loss_fn: LossFn,
-    tx: optax.GradientTransformation,
-    mesh: Mesh,
-    *,
-    has_key: bool = False,
-    has_model_state: bool = False,
-    microbatches: int = 1,
-    max_norm: float | None = None,
-    skip_nonfinite: bool = False,
-    shard: Kind = "none",
-    shard_axes: Axes = ("data",),
-    reduces: Axes | None = None,
-    operator_specs: Any = None,
-    frozen: Any = None,
-    recompute: Sequence[str] | Literal["auto"] | None = None,
-    budget: str | None = None,
-) -> TrainStep:
-    r"""A training step over the `node`, `data` and `op` axes of a mesh.
-
-    Axes that `tx` reduces over itself (its `axis_name`) are left to it; over the others
-    the gradient is averaged exactly before. So a plain Optax optimizer trains densely,
-    `onebit_adam(axis_name="data")` compresses, and `onebit_adam(axis_name="node")`
-    reduces exactly inside a node and compresses between nodes.
-
-    Ranks of the axis `op` work on the same part of the batch. With `operator_specs`,
-    `loss_fn` sees its rank's parts of the parameters, moves activations itself (see
-    `column_parallel`), and returns this rank's loss; the objective is the mean of these
-    over all ranks. Without, they all do the same.
-
-    Args:
-      loss_fn: ``loss_fn(params, batch[, key=][, model_state=][, frozen=])`` to loss or
-        (loss, aux), the mean loss of the local batch, a scalar; aux a dict of scalars,
-        with `has_model_state` also the new "model_state".
-      tx: the gradient transformation.
-      mesh: from `make_mesh`, or any with Auto axes.
-      has_key: pass `key`, another one for every step, rank and microbatch.
-      has_model_state: pass `model_state`; what comes back is averaged over the ranks.
-      microbatches: parts a rank's batch is split into, their gradients averaged before
-        anything is sent.
-      max_norm: clips by the global norm of all gradients, before `tx`; the norm is that
-        of `clip_by_global_norm`, sqrt(mean over ranks of \|g_i\|^2).
-      skip_nonfinite: keep parameters and optimizer state where the gradient is not
-        finite, for any `tx`; SFPO's transformations do so by themselves.
-      shard: "states": every device of `shard_axes` keeps optimizer state for its part
-        of the parameters only (ZeRO-1). "weights": its part of the parameters, too
-        (FSDP); they are gathered for the step. Gradients are then reduce-scattered
-        exactly over these axes, and `tx` may compress over the others. A `tx` that
-        looks at whole leaves, or at several, sees a device's parts of them.
-      shard_axes: mesh axes that shards lie along.
-      reduces: the axes `tx` reduces over, where tracing cannot find out.
-      operator_specs: a tree like the parameters of PartitionSpecs: P("op") in the place
-        of the axis of a parameter that is cut over the operator axis, P() for one that
-        every rank holds. `tx` must then not mix leaves: clip with `max_norm`.
-      frozen: a pytree that `loss_fn` reads besides, such as the weights under adapters
-        (see `sfpo_jax.lora`): whole on every device, and neither differentiated nor
-        reduced nor part of the state.
-      recompute: what the backward pass keeps, names that `loss_fn` gives by
-        `jax.ad_checkpoint.checkpoint_name`; all else it computes again (see
-        `sfpo_jax.memory.recomputed`). "auto": what `plan_recompute` finds for `budget`,
-        when the first batch is seen; `step.recompute_plan` then tells. None: all that
-        `loss_fn` does not compute again by itself is kept.
-      budget: what a device may hold, with recompute="auto", a size with its unit.
-
-    Returns:
-      The step: ``state = step.init(params, key)``, ``state, metrics = step(state,
-      batch)``. It compiles once, both phases of 1-bit Adam in one program.
-
-    Raises:
-      ValueError: `microbatches` below 1, `max_norm` not positive, or axes that nothing
-        can be sharded along; at `init`, specs that do not fit the parameters, or a `tx`
-        that mixes leaves where operators are split.
-
-    Example:
-      >>> import jax.numpy as jnp, optax
-      >>> import sfpo_jax as sfpo
-      >>> def loss_fn(params, batch):
-      ...     return jnp.mean((batch["x"] @ params["w"] - batch["y"]) ** 2)
-      >>> tx = sfpo.onebit_adam(0.1, warmup_steps=2, axis_name="data")
-      >>> step = sfpo.make_train_step(loss_fn, tx, sfpo.make_mesh())
-      >>> state = step.init({"w": jnp.zeros(4)})
-      >>> batch = {"x": jnp.ones((16, 4)), "y": jnp.ones(16)}
-      >>> for _ in range(3):
-      ...     state, metrics = step(state, batch)
-      >>> sorted(metrics)
-      ['grad_norm', 'loss', 'skipped']
-    """
-    check_at_least("microbatches", microbatches, 1, "parts of a rank's batch")
-    check_max_norm(max_norm)
-    check_shard(shard, shard_axes, mesh)
-    return TrainStep(
-        loss_fn,
-        tx,
-        mesh,
-        has_key=has_key,
-        has_model_state=has_model_state,
-        microbatches=microbatches,
-        max_norm=max_norm,
-        skip_nonfinite=skip_nonfinite,
-        shard=shard,
-        shard_axes=tuple(shard_axes),
-        reduces=reduces,
-        operator_specs=operator_specs,
-        frozen=frozen,
-        recompute=_names(recompute),
-        budget=budget,
-    )
-
-
-def _names(recompute: Any) -> Any:
-    """The argument with its names in a tuple."""
-    if isinstance(recompute, str) and recompute != AUTO:
-        raise ValueError(
-            f'`recompute` must be "auto", a sequence of names or None, got '
-            f"{recompute!r}."
-        )
-    return recompute if recompute in (None, AUTO) else tuple(recompute)

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, Literal, get_args
 
 from sfpo_jax._validate import check_at_least, check_range
-from sfpo_jax.parallel import Offload
+from sfpo_jax.parallel import Offload, check_staleness
 from sfpo_jax.training._build import Quantity
 from sfpo_jax.tuning import check_chunk_size
 from sfpo_jax.units import parse_bandwidth, parse_bytes
@@ -96,6 +96,9 @@ class Parallel:
     pipeline_depth: int = 2
     """Layers whose reduction is in flight under the products of others, with
     memory.gradient_release; 0 keeps the least memory."""
+    staleness: int = 0
+    """Steps that an update comes late: 1 hides what is sent under the passes of the
+    next gradient, without memory.gradient_release, for one more gradient of memory."""
     microbatches: int = 1
     """Parts of a device's batch that run one after another to save memory."""
     cpu_devices: int = 8
@@ -109,6 +112,7 @@ class Parallel:
         check_at_least(
             "parallel.pipeline_depth", self.pipeline_depth, 0, "layers in flight"
         )
+        check_staleness(self.staleness, "parallel.staleness")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ from experiments import gpt3_13b
 from experiments.run import DENSE
 from experiments.text_run import TextConfig, prepare_text
 from sfpo_jax.training import load_config
+from sfpo_jax.transforms import StagedTransformation
 
 pytestmark = pytest.mark.usefixtures("standard_promotion", "compile_once")
 
@@ -109,6 +110,29 @@ def test_layered_sfpo_freezes_and_compresses(tiny: list[str]) -> None:
     assert result.wire_bytes[1] < result.wire_bytes[0] / 3
 
 
+def test_the_plain_step_may_update_late(tiny: list[str]) -> None:
+    options = [
+        "--memory.gradient_release=false",
+        "--parallel.staleness=1",
+        "--optimizer.clip_norm=1.0",
+        "--communication.compression.algorithm=1bit_adam",
+        "--communication.compression.warmup=0.5",
+        "--communication.compression.refresh_every=none",
+        "--train.compare=false",
+        "--train.steps=4",
+    ]
+    run = prepare_text(config([*tiny, *options]))
+    (own,) = run.contenders
+    # The step clips, so that the transformation is no chain, and has its halves.
+    assert (own.staleness, own.max_norm) == (1, 1.0)
+    assert isinstance(own.tx, StagedTransformation)
+    result = run.start(own)
+    assert (result.freeze, result.skipped) == (2, 0)
+    # Of four steps the first applies nothing, two are the warm-up.
+    assert result.compressed.tolist() == [False, False, False, True]
+    assert np.isfinite(result.test_loss)
+
+
 def test_half_precision_weights_train_sharded(tiny: list[str]) -> None:
     options = ["dtype=bfloat16", "param_dtype=bfloat16"]
     argv = [*tiny, *(f"--model.{option}" for option in options)]
@@ -142,6 +166,10 @@ def test_the_stack_is_tested_as_the_model_is(tiny: list[str]) -> None:
                 "--communication.compression.warmup=auto",
             ],
             ["`communication.compression.warmup`", "got auto", "0.12"],
+        ),
+        (
+            ["--parallel.staleness=1"],
+            ["`parallel.staleness` must be 0", "got 1", "`parallel.pipeline_depth`"],
         ),
         (
             ["--memory.gradient_release=false", "--memory.shard=states"],

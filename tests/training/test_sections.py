@@ -52,6 +52,7 @@ def nested(key: str, value: Any) -> dict[str, Any]:
         ("parallel.operator.chunk_size", 3, "`parallel.operator`: `chunk_size`"),
         ("parallel.operator.prefetch_depth", 0, "at least 1"),
         ("parallel.pipeline_depth", -1, "at least 0"),
+        ("parallel.staleness", 2, "`parallel.staleness` must be 0 or 1, got 2"),
         ("parallel.microbatches", 0, "at least 1"),
         ("parallel.cpu_devices", 0, "at least 1"),
         ("parallel.time.recompute", "some", "none, full, auto"),
