@@ -5,6 +5,8 @@ from typing import Any
 from jax.sharding import Mesh
 
 _COPIES = 32  # arrays between host and device that may travel at the same time
+_JOINED = 32 * 2**20  # bytes of transfers that XLA makes one
+_WAITING = 64  # transfers that wait for their turn, where each begins as it can
 
 
 def transfer_options(
@@ -22,9 +24,9 @@ def transfer_options(
       stages: of layers, or pieces of an operator, that travel at the same time.
       offloads: whether arrays travel between host and device. A layer is several, and
         by default one at a time may be on its way.
-      begins_early: whether a transfer begins as soon as it can. By default it does so
-        as late as XLA thinks it may, by numbers that know neither the links nor how
-        long a loop takes.
+      begins_early: whether a transfer begins as soon as it can, however many are on
+        their way. By default it does so as late as XLA thinks it may, by numbers that
+        know neither the links nor how long a loop takes.
 
     Returns:
       None where nothing is sent.
@@ -40,10 +42,13 @@ def transfer_options(
     options: dict[str, Any] = {"xla_gpu_enable_latency_hiding_scheduler": True}
     if mesh.size > 1:
         limit = "xla_gpu_experimental_parallel_collective_overlap_limit"
-        options[limit] = 2 * stages
+        options[limit] = _WAITING if begins_early else 2 * stages
         if begins_early:
             early = "xla_gpu_experimental_collective_start_as_early_as_possible"
             options[early] = True
+            # XLA counts what a device gets of it.
+            joined = "xla_gpu_reduce_scatter_combine_threshold_bytes"
+            options[joined] = _JOINED // mesh.size
     if offloads:
         options["xla_gpu_experimental_parallel_async_compute_limit"] = _COPIES
     return options

@@ -206,15 +206,16 @@ class StackPass:
             through[:] = [a is b for a, b in zip(y_floats, floats, strict=True)]
             return y_floats, y_rest
 
-        recompute = self._runs[number][2]
+        start, stop, recompute = self._runs[number]
         if self._learn is not None:
             self._learn(run, (layer, floats))
         if recompute != "none":
             policy = jax.checkpoint_policies.nothing_saveable
             if recompute != "full":
                 policy = jax.checkpoint_policies.save_only_these_names(*recompute)
-            # Nothing in these loops could be shared with another pass.
-            run = jax.checkpoint(run, policy=policy, prevent_cse=False)
+            # A loop shares nothing with another pass; of one turn, XLA makes no loop.
+            is_one = stop - start == 1
+            run = jax.checkpoint(run, policy=policy, prevent_cse=is_one)
         y_floats, pullback, y_rest = jax.vjp(run, layer, floats, has_aux=True)
         known = {id(w): ("layer", i) for i, w in enumerate(jax.tree.leaves(layer))}
         known |= {

@@ -63,6 +63,7 @@ class Step(abc.ABC):
         recompute: Any,
         budget: str | None,
         pipeline_depth: int = 0,
+        begins_early: bool = False,
         frozen: Any = None,
         offload: tuple[_offload.Offload, ...] = (),
     ) -> None:
@@ -78,7 +79,7 @@ class Step(abc.ABC):
         self._agreement: Callable[[Any], jax.Array] | None = None
         self._microbatches = microbatches
         self._ranks = math.prod(mesh.shape[name] for name in self.batch_axes)
-        self._stages = max(2, pipeline_depth)
+        self._stages, self._begins_early = max(2, pipeline_depth), begins_early
         self._jitted = self._jit()
 
     @property
@@ -95,7 +96,7 @@ class Step(abc.ABC):
             step,
             donate_argnums=0,
             compiler_options=transfer_options(
-                self.mesh, self._stages, bool(self.offload), self.staleness > 0
+                self.mesh, self._stages, bool(self.offload), self._begins_early
             ),
         )
 

@@ -66,6 +66,8 @@ class TrainStep(Step):
             frozen=frozen,
             recompute=recompute,
             budget=budget,
+            # A gradient is sent as soon as it is there.
+            begins_early=True,
         )
         self._operator_specs = operator_specs
         self._max_norm = max_norm
@@ -183,9 +185,11 @@ class TrainStep(Step):
         square = rank_mean(layout.split.square(grads), self.batch_axes, self._ranks)
         norm = jnp.sqrt(square)
         finite = jnp.isfinite(norm)
+        # Reduced first, for the norm is known when all gradients are.
+        grads = layout.reduce(grads, self._dense)
         if self._max_norm is not None:
             grads = scaled(grads, clip_scale(norm, self._max_norm))
-        return layout.reduce(grads, self._dense), norm, finite
+        return grads, norm, finite
 
     def _done(
         self,

@@ -70,8 +70,8 @@ def test_every_large_transfer_has_a_pass_to_run_under(
 
 
 @needs_gpu_compiler
-def test_without_delay_nothing_hides_them() -> None:
-    assert [x.products for x in large(compiled("dense", "none", 0))] == [0]
+def test_without_delay_nothing_hides_the_last() -> None:
+    assert min(x.products for x in large(compiled("dense", "none", 0))) == 0
 
 
 @needs_gpu_compiler
