@@ -85,7 +85,7 @@ def test_each_gradient_is_applied_a_step_after_it_was_made(options: Any) -> None
         if waiting is not None:
             norm = norm_of(waiting)
             scale = min(1, options.get("max_norm", np.inf) / norm)
-            mean = jax.tree.map(lambda g: scale * g.mean(0), waiting)  # noqa: B023
+            mean = jax.tree.map(lambda g, by=scale: by * g.mean(0), waiting)
             updates, held = tx.update(mean, held, params)
             params = optax.apply_updates(params, updates)
         waiting = made
