@@ -35,6 +35,7 @@ def cases(often: set[tuple[str, str, str]]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("kind", "optimizer", "shard"), cases(OFTEN))
+@pytest.mark.slow
 def test_silent_on_the_devices_at_hand(kind: str, optimizer: str, shard: str) -> None:
     build = builder(kind, optimizer, shard)
     report = sfpo.audit(build, mesh_shape=mesh_shape(shard))

@@ -121,6 +121,7 @@ def test_auto_plans_when_the_first_batch_comes(
 
 
 @needs_gpu_compiler
+@pytest.mark.slow
 def test_a_plain_step_keeps_values_of_its_own_in_each_layer(folder: Path) -> None:
     plan = sfpo.plan_recompute(
         models.plain_build, mesh_shape={"data": 1}, budget="55MB", cache=folder

@@ -202,6 +202,7 @@ def test_a_program_that_does_not_tile_is_compiled_without_triton() -> None:
         _compile.measure(Broken(), "cpu", {}, Cache(None))
 
 
+@pytest.mark.slow
 def test_of_phases_that_are_loops_the_larger_is_counted() -> None:
     model = sfpo.LayeredModel(
         embed=lambda outer, batch, key: batch @ outer,

@@ -97,6 +97,7 @@ def restored(folder: Any, step: Any):
     return [found[name] for name in sorted(found)]
 
 
+@pytest.mark.slow
 def test_two_hosts_give_the_bytes_of_two_devices_and_four_go_on(
     tmp_path: Path,
 ) -> None:
@@ -129,6 +130,7 @@ def cases(*kinds: tuple[str, int]):
 
 
 @cases(("TERM", 0), ("TERM", 1))
+@pytest.mark.slow
 def test_sigterm_to_one_host_saves_the_same_step_on_all_and_resumes(
     tmp_path: Path, kind: tuple[str, int], step: Any
 ) -> None:

@@ -103,7 +103,14 @@ CASES: dict[str, tuple[Callable[[Any], Any], str | None, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    # Where an axis is compressed, two phases are compiled, here and for the reference.
+    [
+        pytest.param(case, marks=pytest.mark.slow if axis else ())
+        for case, (_, axis, _) in CASES.items()
+    ],
+)
 def test_it_equals_plain_differentiation(case: str) -> None:
     make, axis, options = CASES[case]
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
@@ -139,6 +146,7 @@ def test_states_of_a_sharded_step_lie_one_part_a_device() -> None:
     assert bias.sharding.is_fully_replicated
 
 
+@pytest.mark.slow
 def test_quantised_states_do_not_depend_on_how_they_are_sharded() -> None:
     reached = []
     for shard in ("none", "states", "weights"):
@@ -159,6 +167,7 @@ def test_quantised_states_do_not_depend_on_how_they_are_sharded() -> None:
 
 
 @pytest.mark.parametrize("rounding", ["stochastic", "error_term"])
+@pytest.mark.slow
 def test_bfloat16_weights_follow_those_of_float32(rounding: str) -> None:
     """Steps far under a bfloat16's unit, which the nearest would lose altogether."""
 

@@ -130,6 +130,7 @@ def test_split_operators_train_as_whole_ones(make: Any, op: int, single: Any) ->
 
 
 @pytest.mark.parametrize("make", [plain, layered])
+@pytest.mark.slow
 def test_three_axes_with_compression_between_nodes(make: Any) -> None:
     """All ranks hold the same of what they share, and the loss falls."""
     tx = sfpo.onebit_adam(2e-2, warmup_steps=2, axis_name="node")

@@ -77,6 +77,7 @@ def test_fewer_turns_than_transfers_share_them_out() -> None:
     assert log[2].split()[:2] == ["T4", "K4"]
 
 
+@pytest.mark.slow
 def test_any_depth_trains_alike() -> None:
     """Sharded inside nodes and one bit between them: all four stages send."""
     rng = np.random.default_rng(0)

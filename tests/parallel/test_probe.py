@@ -38,6 +38,7 @@ def kept(tmp_path: Path) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
+@pytest.mark.slow
 def test_measured_once_and_kept(
     mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ def rounded() -> Any:
 
 @pytest.mark.usefixtures("wide_numbers")
 @pytest.mark.parametrize("make", [onebit, masked, rounded])
+@pytest.mark.slow
 def test_compressing_late_is_compressing_what_was_made_before(make: Any) -> None:
     """The plain step, given each gradient a step later, is the same to rounding."""
     mesh = sfpo.make_mesh()
@@ -158,6 +159,7 @@ def test_operators_may_be_split() -> None:
     assert {x.shape[:2] for x in jax.tree.leaves(state.pending)} == {(4, 2)}
 
 
+@pytest.mark.slow
 def test_all_at_once_ranks_agree() -> None:
     """Signs between nodes, shards inside, split products, clipping, and late."""
     tx = sfpo.sfpo(2e-2, 12, warmup_steps=2, axis_name="node", min_size=16)

@@ -96,6 +96,7 @@ def test_the_program_holds_one_dense_collective(compiled: Compiled) -> None:
         assert n <= 1.01 * SIZE / 8
 
 
+@pytest.mark.slow
 def test_sparse_signs_send_less() -> None:
     sparse = Compiled(8, [SIZE], sfpo.compression.sparse_sign(0.1))
     assert sparse.bits("compressed") < 1.6

@@ -110,6 +110,7 @@ def test_it_resumes_exactly(folder: Path, taken: int) -> None:
         assert_equal(take(stream, 3), expected)
 
 
+@pytest.mark.slow
 def test_workers_change_nothing(folder: Path) -> None:
     cut(folder / "class1/07.jpg")
     with pytest.warns(UserWarning, match="07.jpg is damaged"):

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("interrupted.py")
 

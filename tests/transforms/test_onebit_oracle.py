@@ -75,6 +75,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("ranks", "shapes", "density", "feedback", "buckets"), CASES)
+@pytest.mark.slow
 def test_it_follows_the_equations(
     ranks: int | None, shapes: Shapes, density: float, feedback: bool, buckets: int
 ) -> None:
