@@ -25,9 +25,11 @@ from sfpo_jax.schedules import cosine_sparsity as cosine_sparsity
 from sfpo_jax.transforms import adamw8bit as adamw8bit
 from sfpo_jax.transforms import clip_by_global_norm as clip_by_global_norm
 from sfpo_jax.transforms import compressed_mean as compressed_mean
+from sfpo_jax.transforms import local_params as local_params
 from sfpo_jax.transforms import low_rank_mean as low_rank_mean
 from sfpo_jax.transforms import onebit_adam as onebit_adam
 from sfpo_jax.transforms import scale_by_onebit_adam as scale_by_onebit_adam
 from sfpo_jax.transforms import sfpo as sfpo
 from sfpo_jax.transforms import sparsify as sparsify
 from sfpo_jax.transforms import state_specs as state_specs
+from sfpo_jax.transforms import zero_one_adam as zero_one_adam

@@ -23,7 +23,7 @@ from sfpo_jax.parallel._layered_model import LayeredModel, depth_of
 from sfpo_jax.parallel._layered_pass import LayeredPass
 from sfpo_jax.parallel._layered_update import LayeredOptState, LayeredUpdate
 from sfpo_jax.parallel._leafwise import average, next_step
-from sfpo_jax.parallel._mixing import check_unmixed
+from sfpo_jax.parallel._mixing import check_shared, check_unmixed
 from sfpo_jax.parallel._offload import (
     Offload,
     check_offload,
@@ -124,7 +124,9 @@ class LayeredTrainStep(Step):
                 skipped=jnp.int32(0),
             )
 
-        return create, jax.eval_shape(create, params, key, model_state)
+        shapes = jax.eval_shape(create, params, key, model_state)
+        check_shared(shapes.opt_state)
+        return create, shapes
 
     def _plan(self, params: Any) -> None:
         """Finds out how `params`, whole, lie over the mesh, and what `tx` reduces."""

@@ -9,6 +9,8 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
+from sfpo_jax.transforms import takes_local_steps
+
 # Large enough for any clipping by a norm to set in, with squares far from overflow.
 _SIZE = 1e6
 # Entries along an axis of the leaves that are tried.
@@ -88,3 +90,13 @@ def _on_one_device(fn: Any, mesh: Mesh) -> Any:
             return sharded(*args)
 
     return run
+
+
+def check_shared(opt_state: Any) -> None:
+    """Raises ValueError for a state whose ranks have parameters of their own."""
+    if takes_local_steps(opt_state):
+        raise ValueError(
+            "`tx` lets ranks take steps of their own (`zero_one_adam`), from whole "
+            "parameters and without delay: use `make_train_step` with "
+            'shard="none" and staleness=0, or `onebit_adam`.'
+        )

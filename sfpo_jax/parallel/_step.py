@@ -19,9 +19,13 @@ from sfpo_jax.parallel._batch import place_batch, shape_of, whole_shape
 from sfpo_jax.parallel._compiler_options import transfer_options
 from sfpo_jax.parallel._operator_split import AXIS
 from sfpo_jax.parallel._recompute import AUTO, check_budget, plan_step
-from sfpo_jax.transforms import COMPRESSED_SCOPE, WARMUP_SCOPE
+from sfpo_jax.transforms import COMPRESSED_SCOPE, LOCAL_SCOPE, WARMUP_SCOPE
 
-_PHASES = {"warmup": WARMUP_SCOPE, "compressed": COMPRESSED_SCOPE}
+_PHASES = {
+    "warmup": WARMUP_SCOPE,
+    "local": LOCAL_SCOPE,
+    "compressed": COMPRESSED_SCOPE,
+}
 Axes = tuple[str, ...]
 S = TypeVar("S", bound="Step")
 
@@ -262,8 +266,8 @@ class Step(abc.ABC):
         Args:
           state: a state, only its shapes are read.
           batch: a batch, only its shapes are read.
-          phase: "warmup" or "compressed", of a transformation that has these; None for
-            the larger of them.
+          phase: "warmup", "compressed" or "local" (a step that ranks take by
+            themselves), of a transformation that has these; None for the largest.
 
         Raises:
           ValueError: an unknown phase.

@@ -20,11 +20,11 @@ from sfpo_jax.memory import Keep, recomputed
 from sfpo_jax.parallel._clipping import clip_scale, scaled
 from sfpo_jax.parallel._leafwise import average, choose, next_step, rank_mean
 from sfpo_jax.parallel._loss import LossFn, loss_and_grads
-from sfpo_jax.parallel._mixing import check_unmixed
+from sfpo_jax.parallel._mixing import check_shared, check_unmixed
 from sfpo_jax.parallel._reduction import reduced_beside
 from sfpo_jax.parallel._sharding import Axes, Kind, Layout, make_layout
 from sfpo_jax.parallel._step import Step, TrainState, check_given
-from sfpo_jax.transforms import apply_gradients
+from sfpo_jax.transforms import apply_gradients, local_params
 
 
 class Fresh(NamedTuple):
@@ -106,7 +106,10 @@ class TrainStep(Step):
                 skipped=jnp.int32(0),
             )
 
-        return create, jax.eval_shape(create, params, key, model_state)
+        shapes = jax.eval_shape(create, params, key, model_state)
+        if layout.kind != "none" or self.staleness:
+            check_shared(shapes.opt_state)
+        return create, shapes
 
     def _plan(self, params: Any) -> None:
         """Finds out how `params`, whole, lie over the mesh, and what `tx` reduces."""
@@ -134,10 +137,11 @@ class TrainStep(Step):
         )
 
     def _local_step(self, state: TrainState, batch: Any, frozen: Any) -> Any:
-        fresh = self._differentiate(state, state.params, batch, frozen)
-        grads, norm, finite = self._reduce(fresh.grads)
         layout = self._placed()
         own, held = layout.own(state.params), layout.unlead(state.opt_state)
+        params = local_params(state.params, held)
+        fresh = self._differentiate(state, params, batch, frozen)
+        grads, norm, finite = self._reduce(fresh.grads)
         new, new_held = apply_gradients(self._tx, grads, held, own)
         # A transformation sees its part alone, and could not agree with the others.
         if self._skip_nonfinite or layout.holders:

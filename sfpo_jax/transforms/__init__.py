@@ -12,6 +12,8 @@ from sfpo_jax.transforms._compressed_mean import (
     CompressedMeanState as CompressedMeanState,
 )
 from sfpo_jax.transforms._compressed_mean import compressed_mean as compressed_mean
+from sfpo_jax.transforms._drift import local_params as local_params
+from sfpo_jax.transforms._drift import takes_local_steps as takes_local_steps
 from sfpo_jax.transforms._factored import Factored as Factored
 from sfpo_jax.transforms._in_place import (
     InPlaceTransformation as InPlaceTransformation,
@@ -27,6 +29,7 @@ from sfpo_jax.transforms._onebit_state import (
     ScaleByOnebitAdamState as ScaleByOnebitAdamState,
 )
 from sfpo_jax.transforms._phase import COMPRESSED_SCOPE as COMPRESSED_SCOPE
+from sfpo_jax.transforms._phase import LOCAL_SCOPE as LOCAL_SCOPE
 from sfpo_jax.transforms._phase import SCOPES as SCOPES
 from sfpo_jax.transforms._phase import WARMUP_SCOPE as WARMUP_SCOPE
 from sfpo_jax.transforms._phase import Phase as Phase
@@ -44,3 +47,5 @@ from sfpo_jax.transforms._staged import StagedTransformation as StagedTransforma
 from sfpo_jax.transforms._state import PerRank as PerRank
 from sfpo_jax.transforms._state import is_per_rank as is_per_rank
 from sfpo_jax.transforms._state import state_specs as state_specs
+from sfpo_jax.transforms._zero_one_adam import zero_one_adam as zero_one_adam
+from sfpo_jax.transforms._zero_one_core import ZeroOneAdamState as ZeroOneAdamState

@@ -43,7 +43,7 @@ class Momenta(NamedTuple):
     """What a compressed step starts from; lists have one array for each leaf."""
 
     grads: Arrays
-    mu: Arrays
+    mu: Arrays  # [] where the gradients are all that is sent
     errors: Arrays  # what the workers lost; [] without error feedback
     server_error: Any  # of each bucket's groups; None without
     nu: Arrays
@@ -95,7 +95,7 @@ class Exchange(NamedTuple):
         return Mean(reduced.mean, errors, reduced.server_error)
 
     def send(self, start: Momenta, b1: Scalar) -> Sent:
-        """First half of the mean over the axis of b1 m + (1 - b1) g + e."""
+        """First half of the mean over the axis of b1 m + (1 - b1) g + e, or g + e."""
         if start.nu and self.is_fused(start.nu[0].dtype):
             sent = send_signs(
                 self.buckets,
@@ -202,9 +202,11 @@ class Exchange(NamedTuple):
 
     def _send_rows(self, start: Momenta, b1: Scalar) -> Sent:
         """Both phases: what is on its way has arrived."""
-        total = [
-            b1 * m + (1 - b1) * g for m, g in zip(start.mu, start.grads, strict=True)
-        ]
+        total = start.grads
+        if start.mu:
+            total = [
+                b1 * m + (1 - b1) * g for m, g in zip(start.mu, total, strict=True)
+            ]
         if start.errors:
             total = [m + e for m, e in zip(total, start.errors, strict=True)]
         variances = [bucket.pack(start.nu) for bucket in self.buckets]

@@ -61,7 +61,7 @@ def scale_by_onebit_adam(
       >>> print(updates.round(3))
       [ 1. -1.]
     """
-    core = _core(
+    core = onebit_core(
         b1,
         b2,
         eps,
@@ -184,7 +184,7 @@ def onebit_adam(
     """
     check_learning_rate(learning_rate)
     check_at_least("weight_decay", weight_decay, 0.0, "the decoupled decay")
-    core = _core(
+    core = onebit_core(
         b1,
         b2,
         eps,
@@ -243,7 +243,7 @@ def onebit_adam(
     return StagedTransformation(core.init, update_fn, apply_fn, send_fn, receive_fn)
 
 
-def _core(
+def onebit_core(
     b1: Scalar,
     b2: Scalar,
     eps: Scalar,

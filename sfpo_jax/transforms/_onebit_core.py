@@ -193,16 +193,11 @@ class OnebitAdam(OnebitArguments):
         nu = [v for v, _ in pairs]
         variances = nu
         if self.refresh_every is not None:
-            buckets = self.buckets(chosen, axis_size(self.axis_name))
-            rows = [
-                [raised_variance(x, self.nu_floor) for x in bucket.pack(nu)]
-                for bucket in buckets
-            ]
-            raised = unpack(buckets, rows, chosen.shapes())
             variances = [
-                jnp.where(is_refresh, r, v) for r, v in zip(raised, nu, strict=True)
+                jnp.where(is_refresh, r, v)
+                for r, v in zip(self.raised(chosen, nu), nu, strict=True)
             ]
-        found = directions(mu, variances, self._factors(count, count, work))
+        found = directions(mu, variances, self.factors(count, count, work))
         correction = bias_correction(self.b2, count, work)
         norm = sum((jnp.sum(v) for v in nu), jnp.zeros([], work)) / correction
         freeze = self.freeze.observe(state.freeze, count, norm)
@@ -210,10 +205,10 @@ class OnebitAdam(OnebitArguments):
             lambda new, old: jnp.where(is_refresh, old, new), freeze, state.freeze
         )
         if self.is_packed:
-            held = per_rank(self._hold(chosen, mu, worker), self.axis_name)
+            held = per_rank(self.hold(chosen, mu, worker), self.axis_name)
             state = state._replace(worker_error=PerRank(held))
         else:
-            state = state._replace(mu=self._hold(chosen, mu, state.mu))
+            state = state._replace(mu=self.hold(chosen, mu, state.mu))
         return found, state._replace(
             count=count,
             freeze=freeze,
@@ -226,7 +221,7 @@ class OnebitAdam(OnebitArguments):
     ) -> tuple[Any, ScaleByOnebitAdamState]:
         """The momentum, with what earlier steps lost."""
         work = chosen.working_dtype()
-        exchange = self._exchange(chosen)
+        exchange = self.exchange(chosen)
         nu = _load(work, chosen.read(state.nu))
         worker = own(state.worker_error.tree, self.axis_name)
         has_errors = self.has_feedback or self.is_packed
@@ -242,12 +237,12 @@ class OnebitAdam(OnebitArguments):
             grads=chosen.widened(),
             mu=mu,
             errors=errors if self.has_feedback else [],
-            server_error=self._server_error(state, work),
+            server_error=self.server_error_of(state, work),
             nu=nu,
         )
         sent = exchange.send(start, self.b1)
         if self.has_feedback:
-            held = self._hold(chosen, sent.worker_error, worker)
+            held = self.hold(chosen, sent.worker_error, worker)
             state = state._replace(worker_error=PerRank(per_rank(held, self.axis_name)))
         return sent.way, state
 
@@ -262,37 +257,46 @@ class OnebitAdam(OnebitArguments):
         work = chosen.working_dtype()
         nu = _load(work, chosen.read(state.nu))
         count = increment(state.count)
-        factors = self._factors(count, self._last_refresh(state), work)
-        found = self._exchange(chosen).receive(
-            way, nu, self._server_error(state, work), factors, target
+        factors = self.factors(count, self._last_refresh(state), work)
+        found = self.exchange(chosen).receive(
+            way, nu, self.server_error_of(state, work), factors, target
         )
         if self.has_feedback:
-            server = own(state.server_error.tree, self.axis_name)
-            server = jax.tree.map(store, found.server_error, server)
-            state = state._replace(
-                server_error=state.server_error._replace(
-                    tree=per_rank(server, self.axis_name)
-                )
-            )
+            kept = self.kept_by_server(state, found.server_error)
+            state = state._replace(server_error=kept)
         if self.is_packed:
             mu = found.payload
         else:
-            mu = self._hold(chosen, found.mu, state.mu)
+            mu = self.hold(chosen, found.mu, state.mu)
         compresses_next = self._compresses(count, state.freeze)
         return found.moved, state._replace(
             count=count, compresses_next=compresses_next, mu=mu
         )
 
-    def _exchange(self, chosen: Selection) -> Exchange:
+    def exchange(self, chosen: Selection) -> Exchange:
         buckets = self.buckets(chosen, axis_size(self.axis_name))
         return Exchange(self.compressor, buckets, self.axis_name)
 
-    def _server_error(self, state: ScaleByOnebitAdamState, work: Any) -> Any:
+    def server_error_of(self, state: Any, work: Any) -> Any:
         """This rank's, of each bucket's groups; None without feedback."""
         if not self.has_feedback:
             return None
         held = own(state.server_error.tree, self.axis_name)
         return [_load(work, rows) for rows in held]
+
+    def kept_by_server(self, state: Any, errors: Any) -> PerRank:
+        """Errors of the server as a state holds them: undoes `server_error_of`."""
+        held = jax.tree.map(store, errors, own(state.server_error.tree, self.axis_name))
+        return state.server_error._replace(tree=per_rank(held, self.axis_name))
+
+    def raised(self, chosen: Selection, nu: Arrays) -> Arrays:
+        """v, where not 0 at least `nu_floor` of the mean of its block."""
+        buckets = self.buckets(chosen, axis_size(self.axis_name))
+        rows = [
+            [raised_variance(x, self.nu_floor) for x in bucket.pack(nu)]
+            for bucket in buckets
+        ]
+        return unpack(buckets, rows, chosen.shapes())
 
     def _compresses(self, count: jax.Array, freeze: FreezeState) -> jax.Array:
         """Whether the step after `count` sends the momentum compressed, bool[]."""
@@ -301,7 +305,7 @@ class OnebitAdam(OnebitArguments):
             return since >= 0
         return (since >= 0) & ((since + 1) % self.refresh_every != 0)
 
-    def _factors(
+    def factors(
         self, count: jax.Array, updated_at: jax.Array, work: Any
     ) -> AdamFactors:
         """Scalars of the update that ends with `count`; v is of step `updated_at`."""
@@ -337,7 +341,7 @@ class OnebitAdam(OnebitArguments):
         )
 
     @staticmethod
-    def _hold(chosen: Selection, values: Arrays, old: Any) -> Any:
+    def hold(chosen: Selection, values: Arrays, old: Any) -> Any:
         """A state tree of `values`, kept as those of `old` are."""
         held = chosen.read(old)
         return chosen.state([store(v, o) for v, o in zip(values, held, strict=True)])

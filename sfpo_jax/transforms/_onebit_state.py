@@ -66,7 +66,7 @@ class OnebitArguments:
         chosen = select(params)
         work = chosen.working_dtype()
         ranks = mesh_axis_size(self.axis_name)
-        layout = self._layout(chosen)
+        layout = self.layout_of(chosen)
 
         def zeros(kind: Any, signed: bool) -> Any:
             shapes = chosen.shapes()
@@ -93,9 +93,9 @@ class OnebitArguments:
 
     def buckets(self, chosen: Selection, ranks: int) -> tuple[Bucket, ...]:
         """How leaves travel together."""
-        return self._layout(chosen).buckets(ranks)
+        return self.layout_of(chosen).buckets(ranks)
 
-    def _layout(self, chosen: Selection) -> WireLayout:
+    def layout_of(self, chosen: Selection) -> WireLayout:
         return WireLayout(chosen.sizes(), self.compressor, self.bucket_entries)
 
     def _empty_payloads(self, buckets: tuple[Bucket, ...], work: Any) -> Any:

@@ -16,6 +16,8 @@ Phase = Literal["warmup", "compressed"]
 # Names of the two phases in a compiled program's metadata.
 WARMUP_SCOPE = "sfpo_warmup"
 COMPRESSED_SCOPE = "sfpo_compressed"
+# And of steps that ranks take by themselves, of `zero_one_adam`.
+LOCAL_SCOPE = "sfpo_local"
 SCOPES: dict[Phase, str] = {"warmup": WARMUP_SCOPE, "compressed": COMPRESSED_SCOPE}
 
 
