@@ -7,6 +7,7 @@ known yet passes, since it was checked when it was a number.
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 # A number; what `inject_hyperparams` traces arrives as an array.
@@ -71,3 +72,14 @@ def check_learning_rate(learning_rate: Any) -> None:
             0.0,
             "the step size, and a negative one would climb; pass it positive",
         )
+
+
+def check_real(tree: Any) -> None:
+    """Raises TypeError for a tree with a complex leaf, which nothing here is for."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
+            raise TypeError(
+                f"leaf {jax.tree_util.keystr(path)} is {jnp.result_type(leaf)}: "
+                "gradients of complex numbers are neither compressed nor averaged "
+                "here; keep real and imaginary parts as two leaves."
+            )

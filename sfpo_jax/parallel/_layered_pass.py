@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from sfpo_jax.memory import Recorder
 from sfpo_jax.parallel._layered_model import LayeredModel
+from sfpo_jax.parallel._metrics import as_metrics
 from sfpo_jax.parallel._offload import Offload, layer_at
 from sfpo_jax.parallel._sharding import Layout
 from sfpo_jax.parallel._stack_pass import (
@@ -166,11 +167,12 @@ class LayeredPass(NamedTuple):
             def run(outer: Any, floats: list[jax.Array]) -> Any:
                 out = model.loss(outer, with_floats(x, floats), batch, key)
                 value, aux = out if isinstance(out, tuple) else (out, {})
-                return value, {n: jnp.asarray(a) for n, a in dict(aux).items()}
+                return value, dict(aux)
 
             (value, aux), (d_outer, dx) = jax.value_and_grad(
                 run, argnums=(0, 1), has_aux=True, allow_int=True
             )(outer, floats_of(x))
+            value, aux = as_metrics(value, aux)
             return jax.tree.map(as_gradient, d_outer, outer), (value, aux, dx)
 
         d_outer, (losses, auxes, dx) = accumulate(

@@ -22,7 +22,8 @@ from sfpo_jax.parallel._clipping import check_max_norm, clip_scale
 from sfpo_jax.parallel._layered_model import LayeredModel, depth_of
 from sfpo_jax.parallel._layered_pass import LayeredPass
 from sfpo_jax.parallel._layered_update import LayeredOptState, LayeredUpdate
-from sfpo_jax.parallel._leafwise import average, next_step
+from sfpo_jax.parallel._leafwise import next_step
+from sfpo_jax.parallel._metrics import mean_metrics
 from sfpo_jax.parallel._mixing import check_shared, check_unmixed
 from sfpo_jax.parallel._offload import (
     Offload,
@@ -32,7 +33,14 @@ from sfpo_jax.parallel._offload import (
 )
 from sfpo_jax.parallel._recompute import AUTO
 from sfpo_jax.parallel._reduction import reduced_beside
-from sfpo_jax.parallel._sharding import Axes, Kind, Layout, check_shard, make_layout
+from sfpo_jax.parallel._sharding import (
+    Axes,
+    Kind,
+    Layout,
+    check_shard,
+    given_axes,
+    make_layout,
+)
 from sfpo_jax.parallel._stack_pass import Recompute, Runs
 from sfpo_jax.parallel._step import Step, TrainState
 from sfpo_jax.parallel._unit_update import UnitUpdate, wide_shapes
@@ -233,7 +241,7 @@ class LayeredTrainStep(Step):
         key = jax.random.fold_in(jax.random.fold_in(key, _ROUNDING), state.step)
         new = update.run(state.params, state.opt_state, back, verdict, key)
         skipped = state.skipped + (~new.taken).astype(jnp.int32)
-        metrics = average({**aux, "loss": loss}, (*self.batch_axes, *self.op_axes))
+        metrics = mean_metrics(loss, aux, (*self.batch_axes, *self.op_axes))
         metrics["grad_norm"] = jnp.sqrt(new.square) if norm is None else norm
         metrics["skipped"] = skipped
         state = state._replace(
@@ -261,7 +269,7 @@ def make_layered_train_step(
     shard_axes: Axes = ("data",),
     weight_prefetch: int = 1,
     pipeline_depth: int = 2,
-    reduces: Axes | None = None,
+    reduces: str | Axes | None = None,
     operator_specs: Any = None,
     offload: Sequence[Offload] = (),
 ) -> LayeredTrainStep:
@@ -367,7 +375,7 @@ def make_layered_train_step(
         shard_axes=tuple(shard_axes),
         weight_prefetch=weight_prefetch,
         pipeline_depth=pipeline_depth,
-        reduces=reduces,
+        reduces=given_axes(reduces, mesh),
         operator_specs=operator_specs,
         offload=check_offload(offload),
     )

@@ -7,6 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sfpo_jax.collectives import is_float
+from sfpo_jax.parallel._metrics import as_metrics
+
 LossFn = Callable[..., Any]
 
 
@@ -45,7 +48,7 @@ def loss_and_grads(
                     f'aux["model_state"], got aux with {sorted(aux) or "nothing"}.'
                 )
             model_state = aux.pop("model_state")
-        aux = {name: jnp.asarray(x) for name, x in aux.items()}
+        value, aux = as_metrics(value, aux)
         grads = jax.tree.map(_gradient, grads, params)
         return value, aux, model_state, grads
 
@@ -70,18 +73,14 @@ def loss_and_grads(
     return value, aux, model_state, grads
 
 
-def _is_float(x: jax.Array) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.floating)
-
-
 def _accumulator(param: jax.Array) -> Any:
-    is_narrow = _is_float(param) and param.dtype.itemsize < 4
-    return jnp.float32 if is_narrow or not _is_float(param) else param.dtype
+    is_narrow = is_float(param) and param.dtype.itemsize < 4
+    return jnp.float32 if is_narrow or not is_float(param) else param.dtype
 
 
 def _gradient(grad: Any, param: jax.Array) -> jax.Array:
     # Differentiation gives integers a float0, which holds nothing.
-    return grad if _is_float(param) else jnp.zeros_like(param)
+    return grad if is_float(param) else jnp.zeros_like(param)
 
 
 def _add(total: jax.Array, grad: jax.Array) -> jax.Array:

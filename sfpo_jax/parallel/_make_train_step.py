@@ -11,7 +11,7 @@ from sfpo_jax.parallel._clipping import check_max_norm
 from sfpo_jax.parallel._late_step import LateTrainStep, check_staleness
 from sfpo_jax.parallel._loss import LossFn
 from sfpo_jax.parallel._recompute import AUTO
-from sfpo_jax.parallel._sharding import Axes, Kind, check_shard
+from sfpo_jax.parallel._sharding import Axes, Kind, check_shard, given_axes
 from sfpo_jax.parallel._train_step import TrainStep
 
 
@@ -27,7 +27,7 @@ def make_train_step(
     skip_nonfinite: bool = False,
     shard: Kind = "none",
     shard_axes: Axes = ("data",),
-    reduces: Axes | None = None,
+    reduces: str | Axes | None = None,
     operator_specs: Any = None,
     frozen: Any = None,
     recompute: Sequence[str] | Literal["auto"] | None = None,
@@ -92,9 +92,9 @@ def make_train_step(
 
     Raises:
       ValueError: `microbatches` below 1, `max_norm` not positive, a `staleness` other
-        than 0 and 1, or axes that nothing can be sharded along; at `init`, specs that
-        do not fit the parameters, or a `tx` that mixes leaves where operators are
-        split.
+        than 0 and 1, or axes that nothing can be sharded or reduced along; at `init`,
+        specs that do not fit the parameters, or a `tx` that mixes leaves where
+        operators are split; at the first step, aux of a name that the step reports.
 
     Example:
       >>> import jax.numpy as jnp, optax
@@ -126,6 +126,7 @@ def make_train_step(
     check_max_norm(max_norm)
     check_shard(shard, shard_axes, mesh)
     check_staleness(staleness)
+    reduces = given_axes(reduces, mesh)
     kind = LateTrainStep if staleness else TrainStep
     return kind(
         loss_fn,

@@ -178,6 +178,23 @@ def check_shard(kind: str, axes: Axes, mesh: Mesh) -> None:
         )
 
 
+def given_axes(reduces: str | Axes | None, mesh: Mesh) -> Axes | None:
+    """The argument `reduces` of a step: one axis or several, None to find out.
+
+    Raises:
+      ValueError: axes that the batch is not split over.
+    """
+    if reduces is None:
+        return None
+    axes = (reduces,) if isinstance(reduces, str) else tuple(reduces)
+    batch = [axis for axis in mesh.axis_names if axis != "op"]
+    if not set(axes) <= set(batch):
+        raise ValueError(
+            f"`reduces` must name batch axes of the mesh, {batch}, got {reduces!r}."
+        )
+    return axes
+
+
 def make_layout(
     params: Any,
     kind: Kind,

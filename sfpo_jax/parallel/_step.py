@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from sfpo_jax._validate import check_real
 from sfpo_jax.collectives import Transfer, transfers, wire_bytes
 from sfpo_jax.memory import RecomputePlan
 from sfpo_jax.parallel import _offload
@@ -138,6 +139,7 @@ class Step(abc.ABC):
 
         Raises:
           ValueError: `key` or `model_state` missing, or given and not asked for.
+          TypeError: a complex parameter.
         """
         create, shapes = self._created(params, key, model_state)
         shardings = jax.tree.map(lambda x: x.sharding, shapes)
@@ -160,6 +162,7 @@ class Step(abc.ABC):
         self, params: Any, key: Any, model_state: Any
     ) -> tuple[Callable[..., TrainState], TrainState]:
         check_given("key", key, self._has_key)
+        check_real(params)
         with jax.set_mesh(self.mesh):
             create, shapes = self._creation(params, key, model_state)
         shapes = jax.tree.map(

@@ -20,6 +20,7 @@ from sfpo_jax.memory import Keep, recomputed
 from sfpo_jax.parallel._clipping import clip_scale, scaled
 from sfpo_jax.parallel._leafwise import average, choose, next_step, rank_mean
 from sfpo_jax.parallel._loss import LossFn, loss_and_grads
+from sfpo_jax.parallel._metrics import mean_metrics
 from sfpo_jax.parallel._mixing import check_shared, check_unmixed
 from sfpo_jax.parallel._reduction import reduced_beside
 from sfpo_jax.parallel._sharding import Axes, Kind, Layout, make_layout
@@ -214,15 +215,14 @@ class TrainStep(Step):
           finite: whether they all were.
           is_sound: whether the new model state is kept; None: where `finite`.
         """
-        layout = self._placed()
-        model_state = fresh.model_state
+        layout, model_state = self._placed(), fresh.model_state
+        axes = (*self.batch_axes, *self.op_axes)
         if self._has_model_state:
             kept = finite if is_sound is None else is_sound
-            model_state = average(model_state, self.batch_axes)
+            model_state = average(model_state, axes)
             model_state = choose(kept, model_state, state.model_state)
         skipped = state.skipped + (~finite).astype(jnp.int32)
-        axes = (*self.batch_axes, *self.op_axes)
-        metrics = average({**fresh.aux, "loss": fresh.loss}, axes)
+        metrics = mean_metrics(fresh.loss, fresh.aux, axes)
         metrics |= {"grad_norm": norm, "skipped": skipped}
         state = TrainState(
             params=layout.kept(updated[0]),

@@ -133,7 +133,9 @@ def sparsify(
         del params, extra_args
         share = sparsity(state.count) if callable(sparsity) else sparsity
         is_on = jnp.asarray(sparsity_is_on)
-        share = jnp.where(is_on, jnp.asarray(share, jnp.float32), 0.0)
+        # A schedule's rounding may leave [0, 1] by an ulp.
+        share = jnp.clip(jnp.asarray(share, jnp.float32), 0.0, 1.0)
+        share = jnp.where(is_on, share, 0.0)
         chosen = select(updates, mask)
         finite = jnp.bool_(True)
         if not is_finite:
@@ -166,9 +168,9 @@ def sparsify(
         if has_residual:
             grads = [g + load(r, g.dtype) for g, r in zip(grads, residual, strict=True)]
         masks = _masks(grads, wanted)
-        # What rounding to the leaf's dtype loses stays in the residual too.
+        # What the leaf's dtype rounds away, or cannot hold, stays in the residual.
         sent = [
-            jnp.where(is_on, jnp.where(m, g, 0).astype(old.dtype), old)
+            jnp.where(is_on, _narrowed(jnp.where(m, g, 0), old.dtype), old)
             for g, m, old in zip(grads, masks, chosen.chosen(), strict=True)
         ]
         dropped = [g - s.astype(g.dtype) for g, s in zip(grads, sent, strict=True)]
@@ -230,3 +232,11 @@ def _masks(
     for place, mask in zip(places, chosen, strict=True):
         masks[place] = mask
     return masks
+
+
+def _narrowed(x: jax.Array, dtype: Any) -> jax.Array:
+    """In a dtype, its largest number where a finite x is beyond it."""
+    if x.dtype == dtype:
+        return x
+    limit = jnp.asarray(jnp.finfo(dtype).max, dtype).astype(x.dtype)
+    return jnp.where(jnp.isfinite(x), jnp.clip(x, -limit, limit), x).astype(dtype)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
+from sfpo_jax._validate import check_real
 from sfpo_jax.collectives import (
     AxisName,
     WireLayout,
@@ -203,6 +204,9 @@ def select(tree: Any, mask: MaskOrFn = None) -> Selection:
       tree: parameters or updates.
       mask: a tree of bools, of the same structure or a prefix of it, or a function from
         the tree to one; True = chosen. None chooses all.
+
+    Raises:
+      TypeError: a complex leaf among the chosen.
     """
     leaves, treedef = jax.tree.flatten(tree)
     if callable(mask):
@@ -214,6 +218,8 @@ def select(tree: Any, mask: MaskOrFn = None) -> Selection:
         )
         flags = jax.tree.leaves(spread)
     places = [i for i, x in enumerate(leaves) if flags[i] and _has_gradient(x)]
+    picked = [x if flag else 0.0 for x, flag in zip(leaves, flags, strict=True)]
+    check_real(treedef.unflatten(picked))
     return Selection(treedef, leaves, tuple(places))
 
 

@@ -154,3 +154,54 @@ def test_half_precision_does_not_overflow_in_the_mean() -> None:
     state, metrics = step(state, np.full(8, 9000.0, np.float32))
     np.testing.assert_array_equal(state.params, np.full(4, -9000 / 1024, np.float16))
     assert float(metrics["grad_norm"]) == 18000.0
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_counts_and_narrow_numbers_are_averaged_like_others(microbatches: int) -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        aux = {
+            "large": jnp.sum(batch > 3),
+            "any": jnp.any(batch == 15),
+            "half": jnp.mean(batch).astype(jnp.bfloat16),
+        }
+        return jnp.sum(params["w"].astype(jnp.bfloat16)), aux
+
+    step = sfpo.make_train_step(
+        loss, optax.sgd(0.0), sfpo.make_mesh(), microbatches=microbatches
+    )
+    state = step.init({"w": jnp.ones(2)})
+    batch = np.arange(16.0, dtype=np.float32)
+    _, metrics = step(state, batch)
+    parts = batch.reshape(8 * microbatches, -1)
+    assert float(metrics["large"]) == np.mean([np.sum(part > 3) for part in parts])
+    assert float(metrics["any"]) == 1 / len(parts)
+    assert float(metrics["half"]) == 7.5
+    dtypes = {name: x.dtype for name, x in metrics.items() if name != "skipped"}
+    assert set(dtypes.values()) == {np.dtype("float32")}
+
+
+def test_a_name_that_the_step_reports_is_refused() -> None:
+    step = sfpo.make_train_step(
+        lambda params, batch: (jnp.sum(params["w"]), {"skipped": jnp.float32(1)}),
+        optax.sgd(0.1),
+        sfpo.make_mesh(),
+    )
+    state = step.init({"w": jnp.ones(2)})
+    with pytest.raises(ValueError, match="'skipped', which the step reports"):
+        step(state, np.zeros(8, np.float32))
+
+
+def test_complex_parameters_are_refused_by_name() -> None:
+    step = sfpo.make_train_step(loss_fn, optax.sgd(0.1), sfpo.make_mesh())
+    with pytest.raises(TypeError, match=r"\['phase'\] is complex64"):
+        step.init({"phase": jnp.ones(2, jnp.complex64)})
+
+
+def test_axes_to_reduce_over_are_checked() -> None:
+    mesh, made = sfpo.make_mesh(), []
+    for reduces in ("data", ("data",)):
+        step = sfpo.make_train_step(loss_fn, optax.sgd(0.1), mesh, reduces=reduces)
+        made.append(step.reduces)
+    assert made == [("data",), ("data",)]
+    with pytest.raises(ValueError, match="`reduces` must name batch axes"):
+        sfpo.make_train_step(loss_fn, optax.sgd(0.1), mesh, reduces="date")

@@ -107,6 +107,27 @@ def test_what_a_narrow_dtype_rounds_away_stays_in_the_residual() -> None:
     assert float(sent[0]) + float(state.residual.tree[0]) == 1.0 + 2.0**-10
 
 
+def test_what_a_narrow_dtype_cannot_hold_comes_later() -> None:
+    tx: Any = sfpo.sparsify(0.0, error_feedback=True, min_size=0)
+    grad = jnp.array([60_000.0, -60_000.0], jnp.float16)
+    state = tx.init(grad)
+    held = state.residual._replace(tree=jnp.array([20_000.0, -1.0], jnp.float32))
+    sent, state = tx.update(grad, state._replace(residual=held))
+    assert sent.tolist() == [65_504.0, -60_000.0]
+    assert state.residual.tree.tolist() == [80_000.0 - 65_504.0, -1.0]
+    # An overflow of the gradient itself is none of that, and says so.
+    sent, again = tx.update(jnp.array([jnp.inf, 1.0], jnp.float16), state)
+    assert not jnp.isfinite(sent).all()
+    assert again.residual.tree.tolist() == state.residual.tree.tolist()
+
+
+@pytest.mark.parametrize(("share", "kept"), [(-1e-9, 4), (1 + 1e-6, 1), (1.5, 1)])
+def test_a_schedule_may_leave_its_range_by_rounding(share: float, kept: int) -> None:
+    tx: Any = sfpo.sparsify(lambda step: jnp.float32(share), min_size=0)
+    sent, _ = once(tx, jnp.arange(1.0, 5.0))
+    assert int((sent != 0).sum()) == kept
+
+
 def test_the_residual_may_be_bfloat16() -> None:
     tx: Any = sfpo.sparsify(
         0.9, error_feedback=True, min_size=0, error_dtype="bfloat16"

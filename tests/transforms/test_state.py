@@ -127,3 +127,13 @@ def test_gradients_that_are_reduced_already_are_noticed(name: str, mesh8: Mesh) 
     trace(is_own=True)  # a warning would be an error here
     with pytest.warns(UserWarning, match="reduced densely"):
         trace(is_own=False)
+
+
+def test_complex_leaves_are_refused_by_name() -> None:
+    params = {"w": jnp.ones(4), "phase": jnp.ones(2, jnp.complex64)}
+    for tx in (sfpo.onebit_adam(0.1, warmup_steps=1), sfpo.adamw8bit(0.1)):
+        with pytest.raises(TypeError, match=r"\['phase'\] is complex64"):
+            tx.init(params)
+    # One that a mask leaves to another transformation is nobody's business here.
+    masked = optax.masked(sfpo.adamw8bit(0.1), {"w": True, "phase": False})
+    assert jax.tree.leaves(masked.init(params))
