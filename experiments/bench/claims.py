@@ -112,14 +112,18 @@ def _speedup(results: Mapping[str, Any]) -> Finding:
         if row["hosts"] == 2 and row["link"] == "100 Mbit/s"
     }
     measured = rows["onebit"]["samples"] / rows["dense"]["samples"]
+    # Over a run: AdamW's step that sends nothing, and what is waited for in the mean.
+    run = rows["alone"]["step"] + rows["onebit"]["mean_communication"]
+    whole = rows["dense"]["step"] / run
     (large,) = (
         m for m in results["parallel"]["estimates"] if m["load"]["name"] == "13B"
     )
     best = max(row["speedup"] for row in large["rows"] if row["link"] == "PCIe")
     text = (
-        f"measured: {measured:.1f} times on 2 CPU hosts at 100 Mbit/s. Estimated, 13 B "
-        f"parameters on 8 A100s over PCIe: {best:.1f} times; over NVLink there is "
-        "little to gain"
+        "measured: one-bit data parallelism, 2 CPU hosts at 100 Mbit/s: "
+        f"{measured:.1f} times in a compressed step, {whole:.1f} over a run with its "
+        "dense steps; three levels are not measured. Estimated, 13 B parameters on 8 "
+        f"A100s over PCIe: {best:.1f} times; over NVLink there is little to gain"
     )
     return Finding(text, "open")
 
@@ -128,15 +132,20 @@ def _accuracy(results: Mapping[str, Any]) -> Finding:
     image, text = (_summary(results, task, "SFPO", 1.0) for task in ("image", "text"))
     said = (
         f"equal steps: {_span(image.gap, '+.2f')} points of accuracy on images, "
-        f"{_span(text.ratio, '.3f')} times the loss on text"
+        f"{_span(text.gap, '+.2f')} on text, {_span(text.ratio, '.3f')} times the loss "
+        "on text"
     )
-    is_held = image.gap.low >= -1 and text.ratio.high <= 1.02
+    is_near = min(image.gap.low, text.gap.low) >= -1
+    is_held = is_near and text.ratio.high <= 1.02
     return Finding(said, "holds" if is_held else "does not hold")
 
 
 def _more_steps(results: Mapping[str, Any]) -> Finding:
     text = _summary(results, "text", "SFPO", 1.15)
-    said = f"15 % more: {_span(text.ratio, '.3f')} times the loss of dense on text"
+    said = (
+        f"15 % more: {_span(text.ratio, '.3f')} times the loss of dense without more "
+        "steps, on text"
+    )
     return Finding(said, "holds" if text.ratio.high <= 1 else "does not hold")
 
 
