@@ -98,7 +98,7 @@ def fit(
         stopped, and to be repeated on resume.
       monitor: is told of each step and test.
       checkpoints: where the run is saved every `checkpoint_every` steps, after the
-        last, and when it stops. Not in the middle of steps whose loss is not finite.
+        last, and when it stops. Not every so many steps while the loss is not finite.
       stop: when requested, the run is saved after the step at hand and left.
 
     Returns:

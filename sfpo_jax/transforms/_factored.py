@@ -40,12 +40,14 @@ def zeros_factored(shape: tuple[int, ...], dtype: jnp.dtype) -> Factored:
     return Factored(rows, jnp.zeros((*shape[:-2], shape[-1]), dtype))
 
 
-def update_factored(node: Factored, grads: jax.Array, b2: Any) -> Factored:
-    """The means after one more gradient [..., n, m]."""
-    squares = grads * grads
+def update_factored(
+    node: Factored, grads: jax.Array, b2: Any, fresh: Any = None
+) -> Factored:
+    """The means after one more gradient [..., n, m], of weight `fresh`, or 1 - b2."""
+    squares, fresh = grads * grads, 1 - b2 if fresh is None else fresh
     return Factored(
-        b2 * node.rows + (1 - b2) * jnp.mean(squares, axis=-1),
-        b2 * node.columns + (1 - b2) * jnp.mean(squares, axis=-2),
+        b2 * node.rows + fresh * jnp.mean(squares, axis=-1),
+        b2 * node.columns + fresh * jnp.mean(squares, axis=-2),
     )
 
 

@@ -91,20 +91,22 @@ def store(value: jax.Array, like: Any, seed: Seed | None = None) -> Any:
 
 
 def next_variance(
-    node: Any, grads: jax.Array, b2: Scalar, seed: Seed
+    node: Any, grads: jax.Array, b2: Scalar, seed: Seed, fresh: Scalar | None = None
 ) -> tuple[jax.Array, Any]:
-    """v = b2 v + (1 - b2) g^2: (v for this step's update, the new node).
+    """v = b2 v + fresh g^2: (v for this step's update, the new node).
 
     Args:
       node: the second moment so far.
       grads: float32 or float64.
       b2: its decay.
       seed: for the rounding of a `Quantized`, another one in each step.
+      fresh: weight of the gradient, None for 1 - b2.
     """
+    fresh = 1 - b2 if fresh is None else fresh
     if isinstance(node, Factored):
-        new = update_factored(node, grads, b2)
+        new = update_factored(node, grads, b2, fresh)
         return expand(new), new
-    v = b2 * load(node, grads.dtype) + (1 - b2) * grads * grads
+    v = b2 * load(node, grads.dtype) + fresh * grads * grads
     return v, store(v, node, seed)
 
 

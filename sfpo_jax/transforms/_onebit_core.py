@@ -173,21 +173,23 @@ class OnebitAdam(OnebitArguments):
         self, chosen: Selection, grads: Arrays, state: ScaleByOnebitAdamState
     ) -> tuple[Arrays, ScaleByOnebitAdamState]:
         """Adam, bias-corrected, on the exact mean; after the freeze, a refresh of v."""
-        b1, b2, work = self.b1, self.b2, chosen.working_dtype()
+        b1, work = self.b1, chosen.working_dtype()
         since = _since_freeze(state)
         is_refresh = since >= 0
-        if self.refresh_every is not None:
-            # A dense step out of turn stands for itself alone.
-            is_due = is_refresh & ((since + 1) % self.refresh_every == 0)
-            b2 = jnp.where(is_due, jnp.power(b2, self.refresh_every), b2)
-            b2 = b2.astype(work)
-        worker = own(state.worker_error.tree, self.axis_name)
-        mu = _load(work, chosen.read(worker if self.is_packed else state.mu))
-        mu = [b1 * m + (1 - b1) * g for m, g in zip(mu, grads, strict=True)]
         count = increment(state.count)
+        worker = own(state.worker_error.tree, self.axis_name)
+        mu = self._momentum(chosen, state, worker)
+        mu = [b1 * m + (1 - b1) * g for m, g in zip(mu, grads, strict=True)]
         seed = make_seed(count)
+        # It stands for all steps since v was last brought up to date.
+        stands_for = jnp.maximum(count - self._last_refresh(state), 1).astype(work)
+        b2 = jnp.power(jnp.asarray(self.b2, work), stands_for)
+        b2, fresh = (
+            jnp.asarray(jnp.where(is_refresh, later, first), work)
+            for later, first in ((b2, self.b2), (1 - b2, 1 - self.b2))
+        )
         pairs = [
-            next_variance(v, g, b2, seed)
+            next_variance(v, g, b2, seed, fresh)
             for v, g in zip(chosen.read(state.nu), grads, strict=True)
         ]
         nu = [v for v, _ in pairs]
@@ -204,6 +206,12 @@ class OnebitAdam(OnebitArguments):
         freeze = jax.tree.map(
             lambda new, old: jnp.where(is_refresh, old, new), freeze, state.freeze
         )
+        # A dense step out of turn, which others that share the step asked for, is as
+        # good as a freeze: v is up to date, and so is what is counted from there.
+        is_due = self._is_due(since)
+        freeze = freeze._replace(
+            step=jnp.where(is_refresh & ~is_due, count, freeze.step)
+        )
         if self.is_packed:
             held = per_rank(self.hold(chosen, mu, worker), self.axis_name)
             state = state._replace(worker_error=PerRank(held))
@@ -215,6 +223,26 @@ class OnebitAdam(OnebitArguments):
             compresses_next=self._compresses(count, freeze),
             nu=chosen.state([node for _, node in pairs]),
         )
+
+    def _momentum(
+        self, chosen: Selection, state: ScaleByOnebitAdamState, worker: Any
+    ) -> Arrays:
+        """m before a dense step."""
+        work = chosen.working_dtype()
+        if not self.is_packed:
+            return _load(work, chosen.read(state.mu))
+        held = _load(work, chosen.read(worker))
+        # Once compressed, it is no longer where the warm-up had it.
+        nu = _load(work, chosen.read(state.nu))
+        sent = _load(work, self.exchange(chosen).decode(state.mu, nu))
+        is_sent = _since_freeze(state) > 0
+        return [jnp.where(is_sent, m, h) for m, h in zip(sent, held, strict=True)]
+
+    def _is_due(self, since: jax.Array) -> jax.Array:
+        """Whether the step `since` the freeze is a dense one in turn, bool[]."""
+        if self.refresh_every is None:
+            return jnp.bool_(False)
+        return (since >= 0) & ((since + 1) % self.refresh_every == 0)
 
     def _send(
         self, chosen: Selection, state: ScaleByOnebitAdamState
@@ -301,9 +329,7 @@ class OnebitAdam(OnebitArguments):
     def _compresses(self, count: jax.Array, freeze: FreezeState) -> jax.Array:
         """Whether the step after `count` sends the momentum compressed, bool[]."""
         since = count - freeze.step
-        if self.refresh_every is None:
-            return since >= 0
-        return (since >= 0) & ((since + 1) % self.refresh_every != 0)
+        return (since >= 0) & ~self._is_due(since)
 
     def factors(
         self, count: jax.Array, updated_at: jax.Array, work: Any

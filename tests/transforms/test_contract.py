@@ -71,6 +71,7 @@ ROWS = {
         RATED,
         {"mu_dtype": "int8", "nu_dtype": "int8", "error_dtype": "int8", **WARMUP},
     ),
+    "zero_one_adam": Row(sfpo.zero_one_adam, RATED, {"sync_every": 2, **WARMUP}),
     "adamw8bit": Row(averaged, RATED, {}),
     # The rule of "auto" is made for one b2 and one run, which cannot be traced.
     "onebit_adam, auto": Row(
@@ -170,7 +171,7 @@ def test_it_works_with_the_checks_of_shard_map(row: Row) -> None:
         extra_args=EXTRA,
     )
     arguments = gradients(params, 0, 8), run.state, params
-    if row is ROWS["onebit_adam, packed"]:
+    if row in (ROWS["onebit_adam, packed"], ROWS["zero_one_adam"]):
         with pytest.raises(TypeError, match="check_vma=False"):
             jax.eval_shape(run.update, *arguments)
         return

@@ -176,3 +176,23 @@ def test_narrow_states_are_the_exact_ones_rounded() -> None:
         for (name, x), expected in zip(held.items(), (m, v, e), strict=True):
             assert x.dtype == jnp.bfloat16, name
             np.testing.assert_array_equal(x.astype(jnp.float32), expected, name)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"refresh_every": 4}, {"mu_dtype": "packed"}, {"nu_dtype": "factored"}],
+    ids=str,
+)
+def test_dense_steps_out_of_turn_leave_no_trace(options: dict[str, Any]) -> None:
+    """Of one gradient all the time, each step is a whole one, whatever its phase."""
+    tx: Any = sfpo.onebit_adam(1.0, b2=0.9, warmup_steps=4, **options)
+    grads = jnp.full((128, 128), 0.25)
+    state = tx.init(grads)
+    update = jax.jit(tx.update, static_argnames="phase")
+    # Two too many at once; then one among compressed steps; then as they come.
+    phases = ["warmup"] * 6 + ["compressed"] * 2 + ["warmup"] + ["compressed"] * 2
+    for phase in phases + [None] * 8:
+        moved, state = update(grads, state, phase=phase)
+        np.testing.assert_allclose(moved, -1.0, rtol=1e-5)
+    assert int(state.count) == len(phases) + 8
+    assert int(state.freeze.step) == 9

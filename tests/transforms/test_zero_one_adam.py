@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import sfpo_jax as sfpo
-from sfpo_jax.transforms import takes_local_steps
+from sfpo_jax.transforms import reshare, takes_local_steps
 from tests.oracle import Codec
 from tests.oracle_local import ZeroOneAdam
 from tests.ranks import Ranks, assert_alike, data_mesh
@@ -196,6 +196,22 @@ def test_only_a_synchronisation_sends_anything(trained: Any) -> None:
     payload = entries / 8 + 4 * entries / BLOCK
     np.testing.assert_allclose(bits - scalars, 2 * 7 / 8 * payload, rtol=0.01)
     np.testing.assert_allclose(dense - scalars, 2 * 7 / 8 * entries * 4, rtol=0.01)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_other_hosts_go_on_from_the_mean_of_drifts(trained: Any, ranks: int) -> None:
+    _, states, _ = trained
+    params, _ = problem()
+    with jax.set_mesh(data_mesh(ranks)):
+        template = jax.eval_shape(local(4).init, params)
+    old = states[26].opt_state
+    new = reshare(old, template)
+    for name in ("drift", "mu", "worker_error"):
+        before, after = (getattr(x, name).tree["in"] for x in (old, new))
+        assert (len(before), len(after)) == (8, ranks)
+        gap = np.abs(before.mean(0) - np.asarray(after).mean(0)).max()
+        assert 0 < np.abs(before).max() and gap <= 1e-6 * np.abs(before).max()
+    assert int(new.since) == int(old.since) == 3
 
 
 def test_a_gradient_that_is_not_finite_moves_nobody() -> None:
