@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory-per-sample", metavar="SIZE", help="of one device, instead of a target"
     )
     parser.add_argument(
-        "--fixed", metavar="SIZE", default="0GB", help="taken whatever the batch"
+        "--fixed", metavar="SIZE", help="taken whatever the batch (default: 0GB)"
     )
     parser.add_argument(
         "--extension",
@@ -109,8 +109,14 @@ def _memory(options: argparse.Namespace) -> BatchMemory | None:
             raise ValueError(
                 "`--target` measures what `--memory-per-sample` says: give one of them"
             )
-        each, fixed = parse_bytes(options.memory_per_sample), parse_bytes(options.fixed)
+        each = parse_bytes(options.memory_per_sample)
+        fixed = parse_bytes(options.fixed or "0GB")
         return BatchMemory(card.name, card.memory_bytes, each, fixed)
+    if options.fixed is not None:
+        raise ValueError(
+            "`--fixed` goes with `--memory-per-sample`: give both, or let `--target` "
+            "measure both"
+        )
     if options.target is None:
         return None
     prepare_devices("auto", options.cards)

@@ -9,7 +9,7 @@ Needs Flax, and safetensors to save and load: `import sfpo_jax` does not bring i
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +34,8 @@ class Split(NamedTuple):
 
 def attach(model: nnx.Module, rank: int, *, match: str = "", rngs: nnx.Rngs) -> int:
     r"""Puts an adapter beside linear layers of a model, in place.
+
+    A layer that the model holds in several places gets one adapter, in all of them.
 
     Args:
       model: its `nnx.Linear` layers, those of subclasses included, are meant.
@@ -65,9 +67,9 @@ def attach(model: nnx.Module, rank: int, *, match: str = "", rngs: nnx.Rngs) -> 
     """
     check_at_least("rank", rank, 1, "the columns of an adapter's first matrix")
     places = list(_layers(model, nnx.Linear))
-    chosen = [place for place in places if re.search(match, place.path)]
+    chosen = [p for p in places if any(re.search(match, path) for path in p.paths)]
     if not chosen:
-        known = ", ".join(place.path for place in places[:_SHOWN])
+        known = ", ".join(place.paths[0] for place in places[:_SHOWN])
         raise ValueError(
             f"`match` must be found in the path of a linear layer, got '{match}': the "
             f"paths are {known or 'none'}, ..."
@@ -178,29 +180,44 @@ def load(path: str | Path, trained: Any) -> Any:
 
 
 class _Place(NamedTuple):
-    """Where a layer is held."""
+    """Where a layer is held; a shared one is in several places."""
 
-    path: str
     layer: Any
-    parent: Any
-    name: Any  # an attribute, or the index in a list
+    paths: list[str]
+    holders: list[tuple[Any, Any]]  # with the attribute, index or key
 
     def put(self, layer: nnx.Module) -> None:
         """Another layer in its place."""
-        if isinstance(self.name, int):
-            self.parent[self.name] = layer
-        else:
-            setattr(self.parent, self.name, layer)
+        for parent, name in self.holders:
+            if isinstance(name, int) or isinstance(parent, dict):
+                parent[name] = layer
+            else:
+                setattr(parent, name, layer)
 
 
 def _layers(model: nnx.Module, kind: type) -> Iterator[_Place]:
     """The modules of a kind below a model, but for those inside an adapter."""
     nodes = dict(nnx.iter_graph(model))
+    # The graph has a shared module once, under the first of its paths.
+    others: dict[int, list[Any]] = {}
+    for path, node in nodes.items():
+        for name, child in _children(node):
+            others.setdefault(id(child), []).append((*path, name))
     for path, node in nodes.items():
         if path and isinstance(node, kind):
-            parent = nodes[path[:-1]]
-            if not isinstance(parent, nnx.LoRA):
-                yield _Place("/".join(map(str, path)), node, parent, path[-1])
+            paths = list(dict.fromkeys([path, *others.get(id(node), ())]))
+            holders = [(nodes[path[:-1]], path[-1]) for path in paths]
+            if not any(isinstance(parent, nnx.LoRA) for parent, _ in holders):
+                yield _Place(node, ["/".join(map(str, p)) for p in paths], holders)
+
+
+def _children(node: Any) -> Iterable[tuple[Any, Any]]:
+    """(name, module or anything else) of what can hold modules."""
+    if isinstance(node, nnx.Module):
+        return nnx.iter_children(node)
+    if isinstance(node, dict):
+        return node.items()
+    return enumerate(node) if isinstance(node, list) else ()
 
 
 def _named(tree: Any) -> list[tuple[str, Any]]:

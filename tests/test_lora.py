@@ -57,6 +57,34 @@ def test_a_new_adapter_changes_nothing_and_a_merged_one_computes_the_same() -> N
     np.testing.assert_allclose(found, kernel + np.asarray(a) @ np.asarray(b), atol=1e-6)
 
 
+class Tied(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.first = nnx.Linear(16, 16, rngs=rngs)
+        self.rest = nnx.List([self.first, nnx.Linear(16, 16, rngs=rngs)])
+        self.named = nnx.Dict(again=self.first)
+        self.plain = nnx.data({"again": self.first})
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for layer in (self.first, *self.rest, self.named["again"]):
+            x = jnp.tanh(layer(x))
+        return jnp.tanh(self.plain["again"](x))
+
+
+@pytest.mark.parametrize(("match", "count"), [("", 2), ("first", 1), ("rest/0", 1)])
+def test_a_shared_layer_has_one_adapter_everywhere(match: str, count: int) -> None:
+    net = Tied(nnx.Rngs(0))
+    first = net.first
+    assert lora.attach(net, 2, match=match, rngs=nnx.Rngs(1)) == count
+    adapter: Any = net.first
+    assert isinstance(adapter, nnx.LoRA) and adapter.base_module is first
+    assert net.rest[0] is net.named["again"] is net.plain["again"] is adapter
+    adapter.lora_b[...] = jax.random.normal(jax.random.key(2), adapter.lora_b.shape)
+    wanted = net(X)
+    assert lora.merge(net) == count
+    assert net.first is net.rest[0] is net.named["again"] is net.plain["again"] is first
+    np.testing.assert_allclose(net(X), wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_adapters_alone_are_trained_sent_and_kept(
     mesh8: jax.sharding.Mesh, tmp_path: Path
 ) -> None:

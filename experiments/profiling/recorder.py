@@ -87,7 +87,7 @@ def _flops(step: Step, task: Task, state: TrainState, batch: Any) -> Flops | Non
     """Of one device in a step; None where they cannot be counted."""
     counted, is_estimate = count_flops(step.trace(state, batch).jaxpr), False
     if counted.unknown_loops:
-        # The layered step has a backward loop for each phase, of which one runs.
+        # Counted as running once, they say less than the loss without the step.
         extra: dict[str, Any] = {"key": state.key} if task.has_key else {}
         if state.model_state is not None:
             extra["model_state"] = state.model_state

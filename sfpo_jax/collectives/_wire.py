@@ -27,6 +27,8 @@ _IOTA_GROUPS = re.compile(
 _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^]]*)\](?: \{([^}]*)\})?")
 _ALL = re.compile(r"replica_groups=\{\}")
 _PAIRS = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
+# What the start of a permute lists last on some devices, beside what it sends.
+_CONTEXT = re.compile(r"(?:, (?:/\*index=\d+\*/)?u32\[\](?:\{[^}]*\})?){2}\)\s*$")
 
 _ALL_REDUCE = ("all-reduce", "all-reduce-start")
 _GATHERS = ("all-gather", "all-gather-start", "reduce-scatter", "reduce-scatter-start")
@@ -158,7 +160,8 @@ def read_transfers(
     if ranks == 1:
         return []
     arrays = read_arrays(shape)
-    total = sum(array.bytes for array in arrays)
+    sized = arrays[:-2] if opcode in _PERMUTES and _CONTEXT.search(shape) else arrays
+    total = sum(array.bytes for array in sized)
     is_start = opcode.endswith("-start")
     share = (ranks - 1) / ranks
     if opcode in _ALL_REDUCE:
@@ -167,15 +170,15 @@ def read_transfers(
         # The start of an asynchronous one lists operands and results.
         sent = share * (total / 2 if is_start else total)
     elif opcode in _PERMUTES:
-        # Its start lists the operand, the result and two context words.
-        sent = float(arrays[0].bytes)
+        # Of a tuple where several are joined; the start lists operands and results.
+        sent = total / 2 if is_start else float(total)
     else:
         full = total if opcode == "all-gather" else total * ranks
         if is_start:
             full = total * ranks / (ranks + 1)
         sent = share * full
     scope = _SCOPE.search(rest)
-    dtypes = tuple(sorted({array.dtype for array in arrays}))
+    dtypes = tuple(sorted({array.dtype for array in sized}))
     name = scope[1] if scope else ""
     return [Transfer(opcode, axis, dtypes, sent, times, name, arrays)]
 

@@ -7,10 +7,16 @@ not, being bound by memory rather than arithmetic.
 """
 
 import math
+import re
 from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core
+
+from sfpo_jax.transforms import LOCAL_SCOPE, SCOPES
+
+# Of loops of one turn or none that stand for branches.
+_PHASES = (*SCOPES.values(), LOCAL_SCOPE)
 
 
 class Flops(NamedTuple):
@@ -26,7 +32,8 @@ def count_flops(jaxpr: Any) -> Flops:
     Args:
       jaxpr: a (closed) jaxpr. A `scan` counts its length, a `while` its trip count
         where counter, bound and step are literals, a `cond` its costliest branch, the
-        body of a `shard_map` once for every device it runs on.
+        body of a `shard_map` once for every device it runs on. Of the loops for the
+        phases of an optimizer, one of which runs, the costliest phase counts.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -34,10 +41,13 @@ def count_flops(jaxpr: Any) -> Flops:
       >>> count_flops(jax.make_jaxpr(lambda x: x @ x.T)(x)).total == 2 * 8 * 16 * 8
       True
     """
-    parts = [equation_flops(equation) for equation in _open(jaxpr).eqns]
-    return Flops(
-        sum(part.total for part in parts), sum(part.unknown_loops for part in parts)
-    )
+    parts: list[Flops] = []
+    phases: dict[str, list[Flops]] = {}
+    for equation in _open(jaxpr).eqns:
+        phase = _phase_of(equation)
+        into = parts if phase is None else phases.setdefault(phase, [])
+        into.append(equation_flops(equation))
+    return _sum([*parts, max(map(_sum, phases.values()), default=Flops(0, 0))])
 
 
 def equation_flops(equation: Any) -> Flops:
@@ -52,6 +62,8 @@ def equation_flops(equation: Any) -> Flops:
         times = _manual_devices(equation)
     elif name == "while":
         trips = _trip_count(equation)
+        if trips is None and _phase_of(equation):
+            trips = 1
         # Its condition and body are the parts; a condition has no products.
         unknown = int(trips is None and any(part.total for part in parts))
         times = 1 if trips is None else trips
@@ -59,10 +71,25 @@ def equation_flops(equation: Any) -> Flops:
         parts = [max(parts)]
     elif name == "pallas_call":
         times = math.prod(equation.params["grid_mapping"].grid)
-    return Flops(
-        times * sum(part.total for part in parts),
-        unknown + sum(part.unknown_loops for part in parts),
-    )
+    inside = _sum(parts)
+    return Flops(times * inside.total, unknown + inside.unknown_loops)
+
+
+def _sum(parts: list[Flops]) -> Flops:
+    return Flops(sum(p.total for p in parts), sum(p.unknown_loops for p in parts))
+
+
+def _phase_of(equation: Any) -> str | None:
+    """The phase whose scope name the body of a loop carries, as `transfers` has it."""
+    if equation.primitive.name != "while":
+        return None
+    for inner in _open(equation.params["body_jaxpr"]).eqns:
+        # Under `vmap` a name is in parentheses.
+        names = re.split(r"[/()]", str(inner.source_info.name_stack))
+        for phase in _PHASES:
+            if phase in names:
+                return phase
+    return None
 
 
 def _open(jaxpr: Any) -> Any:

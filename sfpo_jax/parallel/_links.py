@@ -100,7 +100,10 @@ def _measured(mesh: Mesh, axis: str, held: dict[str, Any]) -> Link:
     key = f"link {axis}"
     # Measuring takes all processes, so it is done where one of them must.
     if _all(len(held.get(key, ())) == 3):
-        return Link(*agreed(held[key]))
+        latency, *bandwidths = held[key]
+        # The slowest is the longest latency, but the smallest bandwidth.
+        latency, *slowest = agreed([latency, *(-b for b in bandwidths)])
+        return Link(latency, *(-b for b in slowest))
     link = probe_link(mesh, axis)
     held[key] = list(link)
     return link

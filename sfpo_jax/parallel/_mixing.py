@@ -11,8 +11,10 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from sfpo_jax.transforms import takes_local_steps
 
-# Large enough for any clipping by a norm to set in, with squares far from overflow.
+# Large enough for any clipping by a norm to set in.
 _SIZE = 1e6
+# Of the largest number whose square is finite: sums of squares are, too.
+_SHARE = 1 / 32
 # Entries along an axis of the leaves that are tried.
 _LONGEST = 4
 
@@ -23,8 +25,9 @@ def check_unmixed(
     """Refuses a transformation in which one leaf's gradient moves another's update.
 
     It is tried on one device with small leaves in the tree of `params`: one step, and
-    again with the gradient of the first leaf doubled. One that cannot be tried so
-    passes, and so does a mix that one step does not show.
+    again with the gradient of the first leaf of floats doubled. Where there is no other
+    such leaf, a pair of them takes its place, of which masks and labels see one. What
+    cannot be tried so passes, and so does a mix that one step does not show.
 
     Args:
       tx: any Optax transformation.
@@ -35,9 +38,6 @@ def check_unmixed(
     Raises:
       ValueError: the updates of other leaves changed.
     """
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    if len(paths) < 2:
-        return
 
     # NumPy's, for JAX would put its own on the devices of a mesh that is set.
     def small(x: Any) -> np.ndarray:
@@ -45,9 +45,19 @@ def check_unmixed(
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return np.zeros(shape, x.dtype)
         wave = np.cos(np.arange(np.prod(shape, dtype=int)))
-        return (_SIZE * wave.reshape(shape)).astype(x.dtype)
+        largest = _SHARE * float(jnp.finfo(x.dtype).max) ** 0.5
+        return (min(_SIZE, largest) * wave.reshape(shape)).astype(x.dtype)
 
-    leaves, treedef = jax.tree.flatten(jax.tree.map(small, params))
+    tried = jax.tree.map(small, params)
+    is_paired = sum(map(_has_floats, jax.tree.leaves(tried))) == 1
+    if is_paired:
+        tried = jax.tree.map(lambda x: (x, x) if _has_floats(x) else x, tried)
+    leaves, treedef = jax.tree.flatten(tried)
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tried)]
+    first = next((i for i, x in enumerate(leaves) if _has_floats(x)), None)
+    if first is None:
+        return
+    doubled = [2 * x if i == first else x for i, x in enumerate(leaves)]
 
     def updates(*leaves: jax.Array) -> Any:
         grads = treedef.unflatten(leaves)
@@ -56,18 +66,24 @@ def check_unmixed(
     try:
         run = _on_one_device(updates, mesh)
         before = jax.tree.leaves(run(*leaves))
-        after = jax.tree.leaves(run(2 * leaves[0], *leaves[1:]))
+        after = jax.tree.leaves(run(*doubled))
     except Exception:
         return
-    for path, a, b in zip(paths[1:], before[1:], after[1:], strict=True):
-        if not np.allclose(a, b, rtol=1e-3, atol=0):
-            first, other = (jax.tree_util.keystr(p) for p in (paths[0], path))
+    for i, (path, a, b) in enumerate(zip(paths, before, after, strict=True)):
+        if i != first and not np.allclose(a, b, rtol=1e-3, atol=0, equal_nan=True):
+            moving, other = (jax.tree_util.keystr(p) for p in (paths[first], path))
+            if is_paired:
+                moving, other = jax.tree_util.keystr(paths[first][:-1]), "another leaf"
             raise ValueError(
                 f"`tx` cannot run {how}: the update of {other} changes with the "
-                f"gradient of {first}, so what it does depends on which leaves it sees "
-                "together. Clip with `max_norm=` in place of a transformation of the "
-                "global norm."
+                f"gradient of {moving}, so what it does depends on which leaves it "
+                "sees together. Clip with `max_norm=` in place of a transformation of "
+                "the global norm."
             )
+
+
+def _has_floats(x: np.ndarray) -> bool:
+    return x.size > 0 and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def _on_one_device(fn: Any, mesh: Mesh) -> Any:

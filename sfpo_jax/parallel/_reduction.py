@@ -151,13 +151,15 @@ def _like(node: Any) -> Any:
 
 
 def _exchange_axes(jaxpr: Any) -> set[str]:
-    """Axes over which a jaxpr, or one inside it, moves chunks between ranks."""
+    """Axes over which a jaxpr, or one inside it, exchanges more than scalars."""
     axes: set[str] = set()
     for equation in jaxpr.eqns:
-        if equation.primitive.name == "all_to_all":
-            names = equation.params["axis_name"]
+        name, params = equation.primitive.name, equation.params
+        is_sum = name.startswith("psum") and any(v.aval.ndim for v in equation.invars)
+        if is_sum or name in ("all_to_all", "reduce_scatter"):
+            names = params["axes"] if is_sum else params["axis_name"]
             axes |= {names} if isinstance(names, str) else set(names)
-        for value in equation.params.values():
+        for value in params.values():
             for part in value if isinstance(value, tuple | list) else (value,):
                 inner = getattr(part, "jaxpr", part)
                 if hasattr(inner, "eqns"):

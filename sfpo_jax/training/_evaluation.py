@@ -26,12 +26,20 @@ def evaluate(
 
     Returns:
       float64[scalars], or None where it ended early.
+
+    Raises:
+      ValueError: no batches.
     """
-    sums: Any = 0.0
+    sums: np.ndarray | None = None
     for batch in batches:
         if stop and stop.requested:
             return None
         # One at a time: independent programs with collectives, all in flight on eight
         # devices of one CPU, wait for each other's threads for ever.
-        sums = sums + np.asarray(jax.device_get(test(params, batch)), np.float64)
+        found = np.asarray(jax.device_get(test(params, batch)), np.float64)
+        sums = found if sums is None else sums + found
+    if sums is None:
+        raise ValueError(
+            "`batches` must hold at least one batch, got none: give a larger test set."
+        )
     return sums

@@ -68,7 +68,7 @@ def tune_yaml(
         )
     multiple = cards // shared * int(given.number("parallel.microbatches", 1))
     edits: dict[str, Edit] = {}
-    batch = _batch(edits, old_batch, cards, base_cards, multiple, memory)
+    batch = _batch(edits, old_batch, cards, base_cards, shared, multiple, memory)
     scaled = float(f"{tuning.scale_learning_rate(rate, batch, old_batch):.4g}")
     edits["optimizer.learning_rate"] = Edit(
         scaled, f"{rate:g} x sqrt({batch} / {old_batch:g}), for the batch."
@@ -94,6 +94,7 @@ def _batch(
     old: float,
     cards: int,
     base_cards: int,
+    shared: int,
     multiple: int,
     memory: BatchMemory | None,
 ) -> int:
@@ -108,13 +109,15 @@ def _batch(
             "; what fits was not measured (give a target or the memory of a sample)"
         )
     else:
-        # What fits is of one device, the batch is that of all of them.
-        fits = cards * tuning.batch_that_fits(
+        # What fits is of one device; those that share operators share samples too.
+        shares = cards // shared
+        fits = shares * tuning.batch_that_fits(
             memory.available, memory.per_sample, fixed=memory.fixed
         )
         allowed = min(rule, fits)
+        devices = memory.device if shared == 1 else f"({shared} x {memory.device})"
         reason += (
-            f"; {fits} fit on {cards} x {memory.device}, of which a sample takes "
+            f"; {fits} fit on {shares} x {devices}, of which a sample takes "
             f"{format_bytes(round(memory.per_sample))} beside "
             f"{format_bytes(round(memory.fixed))}"
         )

@@ -36,6 +36,17 @@ class InPlaceTransformation(optax.GradientTransformationExtraArgs):
         made.apply = apply
         return made
 
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """What copies and pickles are made from."""
+        return self.init, self.update, self.apply
+
+    # The inherited one, final to type checkers alone, makes an object without `apply`.
+    def _replace(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, **changes: Any
+    ) -> optax.GradientTransformationExtraArgs:
+        """The pair with changes, alone: what else is here belongs to the old one."""
+        return optax.GradientTransformationExtraArgs(*self)._replace(**changes)
+
 
 def apply_gradients(
     tx: optax.GradientTransformation, grads: Any, state: Any, params: Any

@@ -34,3 +34,7 @@ class StagedTransformation(InPlaceTransformation):
         made = optax.GradientTransformationExtraArgs.__new__(cls, init, update)
         made.apply, made.send, made.receive = apply, send, receive
         return made
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """What copies and pickles are made from."""
+        return *super().__getnewargs__(), self.send, self.receive

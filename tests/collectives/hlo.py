@@ -85,6 +85,32 @@ INSTRUCTIONS = {
         "source_target_pairs={{0,4},{4,0}}",
         ("node", 20),
     ),
+    "permute, asynchronous, no context": (
+        "%r = (f16[10], f16[10]) collective-permute-start(f16[10] %x), "
+        "source_target_pairs={{0,4},{4,0}}",
+        ("node", 20),
+    ),
+    "permute of a counter, asynchronous": (
+        "%r = (u32[], u32[], u32[], u32[]) collective-permute-start(%x), "
+        "source_target_pairs={{0,4},{4,0}}",
+        ("node", 4),
+    ),
+    "permutes joined": (
+        "%r = (f16[10]{0}, s8[3]{0}) collective-permute(%x, %y), channel_id=3, "
+        "source_target_pairs={{0,4},{4,0}}",
+        ("node", 23),
+    ),
+    "permutes joined, asynchronous": (
+        "%r = ((f16[10]{0}, s8[3]{0}), (f16[10]{0}, s8[3]{0}), u32[]{:S(2)}, "
+        "u32[]{:S(2)}) collective-permute-start(%x, %y), "
+        "source_target_pairs={{0,4},{4,0}}",
+        ("node", 23),
+    ),
+    "permutes of counters joined, asynchronous": (
+        "%r = ((u32[], u32[]), (u32[], u32[])) collective-permute-start(%x, %y), "
+        "source_target_pairs={{0,4},{4,0}}",
+        ("node", 8),
+    ),
     "iota groups": (
         "%r = f32[100] all-reduce(%x), replica_groups=[2,4]<=[8], to_apply=%add",
         ("data", 600),

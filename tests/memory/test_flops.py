@@ -6,11 +6,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
+import sfpo_jax as sfpo
 from sfpo_jax.memory import count_flops
+from sfpo_jax.transforms import LOCAL_SCOPE, SCOPES, run_once
 
 N = 8
 PRODUCT = 2 * N**3
@@ -87,6 +90,46 @@ def test_a_loop_of_unknown_length_counts_once_and_is_told() -> None:
     assert (counted.total, counted.unknown_loops) == (PRODUCT, 1)
     counted = count_flops(jax.make_jaxpr(by_two)(X))
     assert (counted.total, counted.unknown_loops) == (PRODUCT, 1)
+
+
+@pytest.mark.parametrize("scopes", [tuple(SCOPES.values()), (LOCAL_SCOPE,)])
+@pytest.mark.parametrize("batched", [False, True])
+def test_of_the_loops_for_phases_the_costliest_counts(
+    scopes: tuple[str, ...], batched: bool
+) -> None:
+    def program(x: Any, is_first: Any) -> Any:
+        for times, scope in enumerate(scopes, 1):
+
+            def update(x: Any, times: int = times, scope: str = scope) -> Any:
+                with jax.named_scope(scope):
+                    return chain(x, times)
+
+            # Two units, one after the other.
+            for _ in range(2):
+                x = run_once(is_first, update, x)
+        return x @ x
+
+    mapped = jax.vmap(program, in_axes=(0, None)) if batched else program
+    x = jax.ShapeDtypeStruct((2, *X.shape), X.dtype) if batched else X
+    counted = count_flops(jax.make_jaxpr(mapped)(x, jnp.bool_(True)))
+    assert counted.total == (1 + batched) * (2 * len(scopes) + 1) * PRODUCT
+    assert counted.unknown_loops == 0
+
+
+def test_a_late_step_runs_one_backward_pass(mesh8: Mesh) -> None:
+    def loss_fn(params: Any, batch: Any) -> Any:
+        return jnp.sum((batch @ params) ** 2)
+
+    def counted(tx: Any) -> Any:
+        step = sfpo.make_train_step(loss_fn, tx, mesh8, staleness=1)
+        state = step.init(params)
+        return count_flops(step.trace(state, batch).jaxpr)
+
+    params = jnp.ones((N, N))
+    batch = jax.ShapeDtypeStruct((16, N), jnp.float32)
+    found = counted(sfpo.onebit_adam(0.1, warmup_steps=2, axis_name="data"))
+    assert found == counted(optax.sgd(0.1))
+    assert found.total > 0 and found.unknown_loops == 0
 
 
 def test_a_shard_map_counts_every_device(mesh8: Mesh) -> None:

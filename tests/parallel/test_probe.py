@@ -87,6 +87,21 @@ def test_a_damaged_cache_is_measured_over(
     assert set(kept(tmp_path)) == {"link node", "link data"}
 
 
+def test_processes_agree_on_the_slowest(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_links, "probe_link", lambda mesh, axis: Link(1e-3, 1e6, 5e5))
+    assert find_links(mesh).links["node"] == Link(1e-3, 1e6, 5e5)
+
+    def agreed(values: list[float]) -> list[float]:
+        # Of another process, whose link takes longer to begin and carries more.
+        other = [2e-3, -2e6, -2e5] if len(values) == 3 else values
+        return [max(pair) for pair in zip(values, other, strict=True)]
+
+    monkeypatch.setattr(_links, "agreed", agreed)
+    assert find_links(mesh).links["node"] == Link(2e-3, 1e6, 2e5)
+
+
 def test_given_then_nvlink_then_the_probe(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:

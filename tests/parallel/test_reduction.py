@@ -95,9 +95,10 @@ def test_an_axis_of_one_rank_needs_no_reduction() -> None:
     "tx",
     [
         optax.MultiSteps(onebit("data"), 2),
+        optax.MultiSteps(sfpo.low_rank_mean(2, "data"), 2),
         optax.chain(averaged("data", optax.identity()), onebit("node")),
     ],
-    ids=["MultiSteps", "two axes"],
+    ids=["MultiSteps", "MultiSteps, low rank", "two axes"],
 )
 def test_what_cannot_be_found_out_is_refused(tx: Any) -> None:
     with pytest.raises(ValueError) as error:

@@ -48,9 +48,11 @@ def test_memory_and_shares_bound_the_batch() -> None:
     memory = BatchMemory("a100-40gb", 40e9, 3e9, 8e9)
     text = BERT + "parallel: {mesh: {op: 2}, microbatches: 3}\n"
     tuned = tune_yaml(text, cards=8, memory=memory)
-    # (0.8 * 40 - 8) / 3 = 8 on each of 8, and 4 shares x 3 microbatches divide 60.
-    assert tuned.edits["data.batch_size"].value == 60
-    assert "a multiple of 12" in tuned.edits["data.batch_size"].reason
+    # (0.8 * 40 - 8) / 3 = 8 in each of 4 shares, and 4 x 3 microbatches divide 24.
+    assert tuned.edits["data.batch_size"].value == 24
+    reason = tuned.edits["data.batch_size"].reason
+    assert "32 fit on 4 x (2 x a100-40gb), of which" in reason
+    assert "a multiple of 12" in reason
 
 
 def test_dense_runs_are_not_extended() -> None:
@@ -107,6 +109,7 @@ def test_the_command_prints_what_can_be_read_again(
         (("{}", "--cards", "2", "--device", "a100"), "`device`"),
         (("{}", "--cards", "2", "--extension", "0.5"), "`share` must lie in"),
         (("{}", "--cards", "2", "--target", "a"), "`TARGET` must be module:function"),
+        (("{}", "--cards", "2", "--fixed", "5GB"), "`--fixed` goes with"),
     ],
 )
 def test_one_line_for_what_is_wrong(

@@ -1,5 +1,7 @@
 """Parameters moved in place are those that updates would have made."""
 
+import copy
+import pickle
 from typing import Any
 
 import jax
@@ -110,6 +112,24 @@ def test_any_other_transformation_updates_and_adds() -> None:
     params = jnp.ones(3)
     new, _ = apply_gradients(tx, params, tx.init(params), params)
     assert (new == 0).all()
+
+
+def scale(updates: Any, state: Any, params: Any = None) -> Any:
+    return 2 * updates, state
+
+
+def test_copies_and_pickles_are_whole() -> None:
+    functions: Any = (str, scale, len)
+    tx = InPlaceTransformation(*functions)
+    for made in (copy.copy(tx), copy.deepcopy(tx), pickle.loads(pickle.dumps(tx))):
+        assert type(made) is InPlaceTransformation
+        assert made == tx and made.apply is len
+
+
+def test_a_pair_with_changes_keeps_nothing_of_the_old() -> None:
+    made = _onebit()._replace(init=optax.identity().init, update=scale)
+    new, _ = apply_gradients(made, jnp.ones(3), made.init(jnp.ones(3)), jnp.ones(3))
+    assert (new == 3).all()
 
 
 def test_optax_takes_it_for_its_own() -> None:

@@ -1,5 +1,7 @@
 """The update in two halves against the update in one."""
 
+import copy
+import pickle
 from typing import Any
 
 import jax
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 
 import sfpo_jax as sfpo
-from sfpo_jax.transforms import Phase, compresses_next
+from sfpo_jax.transforms import Phase, StagedTransformation, compresses_next
 
 WARMUP, EVERY, STEPS = 3, 4, 9
 
@@ -84,6 +86,16 @@ def phases_of_equal_halves(tx: Any, dtype: Any) -> list[Phase]:
         )
         state = expected[1]
     return phases
+
+
+def test_copies_and_pickles_are_whole() -> None:
+    functions: Any = (str, len, abs, min, max)
+    tx = StagedTransformation(*functions)
+    for made in (copy.copy(tx), copy.deepcopy(tx), pickle.loads(pickle.dumps(tx))):
+        assert type(made) is StagedTransformation and made == tx
+        assert (made.apply, made.send, made.receive) == (abs, min, max)
+    whole = TRANSFORMATIONS["sfpo"]()
+    assert copy.copy(whole).send is whole.send
 
 
 def test_all_units_take_a_dense_step_while_one_needs_it() -> None:
