@@ -19,6 +19,7 @@ from experiments.profiling.recorder import Recorder
 from experiments.run_log import Course, RunLog, Store, median
 from experiments.task import Task
 from sfpo_jax import RecomputePlan
+from sfpo_jax.collectives import wire_bytes
 from sfpo_jax.parallel import Step, TrainState, current_hosts
 from sfpo_jax.training import (
     DataIterator,
@@ -30,6 +31,9 @@ from sfpo_jax.training import (
     fit,
 )
 
+# Phases in which whole gradients are averaged.
+DENSE_PHASES = ("warmup", "refresh")
+
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
@@ -38,7 +42,7 @@ class Contender:
     name: str
     tx: optax.GradientTransformation
     phases: tuple[str | None, ...] = (None,)
-    """Phases whose wire bytes differ, in the order they are run through."""
+    """Phases whose wire bytes differ, the first one first, a compressed one last."""
     course: Callable[[int | None], Course] | None = None
     """First compressed step, None before it -> what each step does; None: all steps
     are alike."""
@@ -66,14 +70,17 @@ class Result:
     """Mean over the last twentieth of the steps."""
     wire_bytes: list[int]
     """Bytes of gradients, or what stands for them, that one device sends in a step,
-    phase by phase; activations along `op` are not counted."""
+    phase by phase, those of a step that compresses last; activations along `op` are
+    not counted."""
     parameters: int
     freeze: int | None
     """First compressed step; None where nothing freezes."""
     sparsity: np.ndarray
     """Share of entries masked in each step, float32[steps]."""
-    compressed: np.ndarray
-    """Steps of the last phase, bool[steps]."""
+    phases: list[str | None]
+    """Names of the phases, in that order."""
+    phase: np.ndarray
+    """Place of each step's phase among them, int8[steps]."""
     step_seconds: float
     """Median over the second half of the steps, NaN for a single step."""
     start_seconds: float
@@ -84,6 +91,17 @@ class Result:
     """Steps whose gradient was not finite."""
 
     @property
+    def sent(self) -> np.ndarray:
+        """Wire bytes of each step, int64[steps]."""
+        return np.asarray(self.wire_bytes)[self.phase]
+
+    @property
+    def is_dense(self) -> np.ndarray:
+        """Steps that average whole gradients where others do not, bool[steps]."""
+        dense = [name in DENSE_PHASES for name in self.phases]
+        return np.asarray(dense)[self.phase]
+
+    @property
     def bits_per_parameter(self) -> float:
         """Wire bits of the last phase, for each parameter and step."""
         return 8 * self.wire_bytes[-1] / self.parameters
@@ -91,8 +109,7 @@ class Result:
     @property
     def mean_bits(self) -> float:
         """Wire bits for each parameter and step, over all steps of the run."""
-        sent = np.where(self.compressed, self.wire_bytes[-1], self.wire_bytes[0])
-        return 8 * float(sent.mean()) / self.parameters
+        return 8 * float(self.sent.mean()) / self.parameters
 
 
 class RunStopped(Exception):
@@ -156,11 +173,11 @@ def run_contender(
     key = jax.random.fold_in(jax.random.key(train.seed), 1) if task.has_key else None
     model_state = task.init_state and task.init_state(train.seed)
     state = step.init(init(train.seed), key, model_state)
-    wire_bytes = _wire_bytes(contender, step, state, batches, stop)
+    sent = _wire_bytes(contender, step, state, batches, stop)
     if step.recompute_plan is not None:
         on_plan(step.recompute_plan)
     tests = [step.shard_batch(batch) for batch in tests]
-    log = RunLog(contender.name, wire_bytes, contender.course, train, on_record, store)
+    log = RunLog(contender.name, sent, contender.course, train, on_record, store)
     log.watch(state.params)
 
     def test(params: Any, **state: Any) -> dict[str, float] | None:
@@ -199,11 +216,12 @@ def run_contender(
         test_accuracy=log.tested["test_accuracy"],
         test_loss=log.tested["test_loss"],
         train_loss=statistics.fmean(list(log.losses)[-max(1, train.steps // 20) :]),
-        wire_bytes=wire_bytes,
+        wire_bytes=sent,
         parameters=task.parameters,
         freeze=log.freeze,
         sparsity=log.course.sparsity,
-        compressed=log.course.compressed,
+        phases=list(contender.phases),
+        phase=log.course.phase,
         step_seconds=median(log.durations),
         # A run that had only its last test to make has no first step.
         start_seconds=(log.first_done or time.perf_counter()) - began,
@@ -229,11 +247,11 @@ def _wire_bytes(
 ) -> list[int]:
     """Bytes of a step in each phase; takes no batch away."""
     first = _peek(batches)
-    found = []
+    # It compiles, which can take minutes, and there is nothing to save yet.
+    if stop and stop.meet():
+        raise RunStopped(f"{contender.name} stopped before its first step")
+    text, found = step.compiled_text(state, first), []
     for phase in contender.phases:
-        # Each compiles, which can take minutes, and there is nothing to save yet.
-        if stop and stop.meet():
-            raise RunStopped(f"{contender.name} stopped before its first step")
-        sent = step.wire_bytes(state, first, phase)
+        sent = wire_bytes(step.transfers_in(text, phase))
         found.append(sum(size for axis, size in sent.items() if axis != "op"))
     return found

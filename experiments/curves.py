@@ -96,8 +96,7 @@ def _sparsity(axis: Axes, result: Result, style: _Style) -> None:
 
 def _wire(axis: Axes, result: Result, style: _Style) -> None:
     steps = len(result.sparsity)
-    sent = np.where(result.compressed, result.wire_bytes[-1], result.wire_bytes[0])
-    axis.plot(np.arange(steps), sent, color=style.color, ls=style.linestyle)
+    axis.plot(np.arange(steps), result.sent, color=style.color, ls=style.linestyle)
     # Dense steps stand above a line of compressed ones, and would cross its name.
     is_below = min(result.wire_bytes) < max(result.wire_bytes)
     axis.annotate(
@@ -113,7 +112,7 @@ def _wire(axis: Axes, result: Result, style: _Style) -> None:
     )
     axis.set_title("sent by a device in a step")
     # A single device sends nothing, which no logarithm can show.
-    axis.set_yscale("log" if sent.all() else "linear")
+    axis.set_yscale("log" if result.sent.all() else "linear")
     axis.margins(y=0.15)
     axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: format_bytes(y)))
     axis.yaxis.set_minor_formatter(NullFormatter())

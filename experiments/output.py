@@ -29,7 +29,7 @@ from sfpo_jax.training import (
 CONFIG, METRICS, PROFILE = "config.yaml", "metrics.jsonl", "profile"
 
 # Arrays of a result, which JSON holds as lists.
-_CURVES = {"sparsity": np.float32, "compressed": np.bool_}
+_CURVES = {"sparsity": np.float32, "phase": np.int8}
 
 
 class RunFolder:

@@ -101,7 +101,7 @@ def _sentences(result: Result) -> str:
     if result.freeze is not None:
         later = slice(result.freeze, steps)
         masked = f"{result.sparsity[later].mean():.0%}" if result.freeze < steps else 0
-        refreshes = int((~result.compressed[later]).sum())
+        refreshes = int(result.is_dense[later].sum())
         text += (
             f" It sent {format_bytes(result.wire_bytes[0])} a step until its variance "
             f"was frozen after {result.freeze} of {steps} steps "
@@ -111,7 +111,7 @@ def _sentences(result: Result) -> str:
         if refreshes:
             text += (
                 f" {refreshes} later steps were dense to bring the variance up to date:"
-                f" {1 - result.compressed.mean():.0%} of all steps were."
+                f" {result.is_dense.mean():.0%} of all steps were."
             )
     if result.skipped:
         text += f" {result.skipped} steps were skipped: their gradient was not finite."

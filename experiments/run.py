@@ -135,6 +135,11 @@ def make_contender(config: Sections, mesh: Mesh) -> Contender:
     """
     algorithm = config.communication.compression.algorithm
     name, optimizer, release = _NAMES[algorithm], config.optimizer, None
+    if (
+        algorithm in training.ONE_BIT
+        and config.communication.compression.sync_every > 1
+    ):
+        name = "0/1 Adam" if algorithm == "1bit_adam" else "sparse 0/1 Adam"
     axes = training.split_axes(config.communication, mesh)
     parts = (*axes.exact, *(["op"] if mesh.shape["op"] > 1 else []))
     _check_sharded(config, axes, parts)
@@ -165,16 +170,18 @@ def make_contender(config: Sections, mesh: Mesh) -> Contender:
             staleness=staleness,
         )
 
+    phases = training.phases_of(config.communication)
+
     def course(freeze: int | None) -> Course:
         steps, communication = config.train.steps, config.communication
+        names = training.step_phases(communication, steps, freeze)
         curves = (
-            training.compressed_steps(communication, steps, freeze),
+            np.asarray([phases.index(name) for name in names], np.int8),
             training.sparsity_curve(config.sparsity, communication, steps, freeze),
         )
         # What comes late began with a step that sent nothing of use, a dense one.
         return Course(*(np.pad(x, (staleness, 0))[:steps] for x in curves))
 
-    phases = ("warmup", "compressed")
     return Contender(
         name,
         tx,
@@ -209,6 +216,8 @@ def _check_sharded(
             )
     chosen = config.communication.compression
     algorithm = chosen.algorithm
+    if algorithm in training.ONE_BIT and chosen.sync_every > 1:
+        _check_shared(config, axes)
     if memory.shard != "none" and algorithm != "none" and not axes.exact:
         if "data" in axes.compressed:
             raise ValueError(
@@ -223,6 +232,23 @@ def _check_sharded(
             f"tensors are split over {', '.join(parts)}, got auto: a device sees part "
             "of the variance; 0.12 is usual."
         )
+
+
+def _check_shared(config: Sections, axes: training.Axes) -> None:
+    """Raises ValueError for steps that cannot have parameters of each rank's own."""
+    every = config.communication.compression.sync_every
+    for key, value in (
+        ("memory.gradient_release", config.memory.gradient_release),
+        ("parallel.staleness", config.parallel.staleness),
+        ("communication.topology_aware.enable", bool(axes.exact)),
+    ):
+        if value:
+            off = "0" if isinstance(value, int) and value is not True else "false"
+            raise ValueError(
+                f"`{key}` must be {off} with `communication.compression.sync_every` "
+                f"{every}, got {str(value).lower()}: between two exchanges each rank "
+                "has whole parameters of its own."
+            )
 
 
 def _release(config: Sections, axes: training.Axes) -> GradientRelease:

@@ -27,7 +27,7 @@ TIMED = ("step_ms", "input_ms", "memory_share")
 class Course(NamedTuple):
     """What each step of a run does."""
 
-    compressed: np.ndarray  # bool[steps], steps of the last phase
+    phase: np.ndarray  # int8[steps], place among the contender's phases
     sparsity: np.ndarray  # float32[steps], share of the entries masked
 
 
@@ -135,18 +135,18 @@ class RunLog(Monitor):
         self.first_done = self.first_done or now
         if done % self._every:
             return
-        is_compressed = bool(self.course.compressed[done - 1])
+        phase, last = int(self.course.phase[done - 1]), len(self._wire_bytes) - 1
         self._emit(
             {
                 "step": done,
                 "train_loss": statistics.fmean(list(self.losses)[-self._every :]),
                 "grad_norm": metrics["grad_norm"],
                 "sparsity": float(self.course.sparsity[done - 1]),
-                "wire_bytes": self._wire_bytes[-1 if is_compressed else 0],
+                "wire_bytes": self._wire_bytes[phase],
                 "step_ms": 1e3 * median(list(self.durations)[-self._every :]),
                 "input_ms": 1e3 * median(self.waits),
                 "skipped": int(metrics["skipped"]),
-                "is_compressed": is_compressed and len(self._wire_bytes) > 1,
+                "is_compressed": 0 < phase == last,
                 **self._health(done),
             }
         )
@@ -197,5 +197,5 @@ class RunLog(Monitor):
     def _course(self) -> Course:
         if self._make_course is None:
             steps = self._steps
-            return Course(np.ones(steps, np.bool_), np.zeros(steps, np.float32))
+            return Course(np.zeros(steps, np.int8), np.zeros(steps, np.float32))
         return self._make_course(self.freeze)

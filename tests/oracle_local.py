@@ -11,9 +11,9 @@ from tests.oracle import Codec, Tree, TwoPhaseMean, raise_to_floor
 class ZeroOneAdam:
     """Parameters of their own for each rank, between synchronisations.
 
-    As the paper has it, but for bias corrections, a variance that only the warm-up
-    makes, decoupled decay, and a floor under the variance. `step` takes each rank's
-    gradients at its own parameters, `local`.
+    As the paper has it, but for bias corrections, a variance that the warm-up and
+    refreshes make, decoupled decay, and a floor under the variance. `step` takes the
+    gradients of each rank at its own parameters, `local`.
     """
 
     def __init__(
@@ -28,6 +28,7 @@ class ZeroOneAdam:
         decayed: Sequence[bool],
         codec: Codec,
         nu_floor: float,
+        refresh: int | None = None,
     ) -> None:
         self.shared = [p.copy() for p in params]
         self.local = [[p.copy() for p in params] for _ in range(ranks)]
@@ -38,6 +39,7 @@ class ZeroOneAdam:
         self.decays = [decay * flag for flag in decayed]
         self.mean, self.floor = TwoPhaseMean(params, ranks, codec), nu_floor
         self.count, self.since, self.total = 0, 0, 0.0
+        self.refresh, self.updated = refresh, 0
 
     def step(self, grads: Sequence[Tree]) -> None:
         rate, t = self.rate(self.count), self.count + 1
@@ -58,6 +60,7 @@ class ZeroOneAdam:
             self.shared[j], self.v[j] = p, v
             for i in range(len(grads)):
                 self.m[i][j], self.local[i][j] = m, p
+        self.updated = t
 
     def _own(self, grads: Sequence[Tree], rate: float, t: int) -> None:
         correction = 1 - 0.9**t
@@ -83,7 +86,13 @@ class ZeroOneAdam:
                 self.m[i][j] = correction * u / self.total
                 self.u[i][j] = np.zeros_like(u)
         self.since, self.total = 0, 0.0
+        if self.refresh is not None and t - self.updated >= self.refresh:
+            b2 = 0.999 ** (t - self.updated)
+            for j, v in enumerate(self.v):
+                g = np.mean([own[j] for own in grads], axis=0)
+                self.v[j] = b2 * v + (1 - b2) * g * g
+            self.updated = t
 
     def _root(self, v: np.ndarray) -> Any:
         raised = raise_to_floor(v, self.floor, self.mean.codec.block)
-        return np.sqrt(raised / (1 - 0.999**self.warmup)) + 1e-8
+        return np.sqrt(raised / (1 - 0.999**self.updated)) + 1e-8

@@ -262,9 +262,7 @@ class Study:
             "bits": result.bits_per_parameter,
             "mean_bits": result.mean_bits,
             "freeze": result.freeze,
-            "dense_share": 1 - float(result.compressed.mean())
-            if result.freeze
-            else 1.0,
+            "dense_share": float(result.is_dense.mean()) if result.freeze else 1.0,
             "mean_sparsity": float(masked.mean()) if masked.size else 0.0,
             "step_seconds": result.step_seconds,
             "seconds": result.seconds,
@@ -352,7 +350,7 @@ def _sparsify(config: Sections) -> Contender:
         training.make_dense_optimizer(config.optimizer, steps),
     )
     sparsity = np.asarray(schedule(np.arange(steps, dtype=np.int32)))
-    course = Course(np.ones(steps, np.bool_), sparsity)
+    course = Course(np.zeros(steps, np.int8), sparsity)
     return Contender(_SPARSIFY, tx, course=lambda freeze: course)
 
 

@@ -143,8 +143,7 @@ class Profiler(Monitor):
 
     def _phase_of(self, done: int) -> str:
         """The phase of the step after `done`."""
-        is_last = bool(self._log.course.compressed[done])
-        return self._phases[-1 if is_last else 0]
+        return self._phases[self._log.course.phase[done]]
 
     def _is_one_phase(self, window: Window) -> bool:
         # 1-bit Adam may have frozen its variance meanwhile, by its own decision.

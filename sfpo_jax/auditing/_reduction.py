@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from sfpo_jax.auditing._program import Audited
 from sfpo_jax.auditing._report import Finding
 from sfpo_jax.collectives import Array, Transfer, transfers
-from sfpo_jax.transforms import COMPRESSED_SCOPE, WARMUP_SCOPE
+from sfpo_jax.transforms import COMPRESSED_SCOPE, PHASE_SCOPES
 from sfpo_jax.units import format_bytes
 
 _DENSE = ("all-reduce", "reduce-scatter")
@@ -29,7 +29,7 @@ def find_dense_reductions(audited: Audited) -> list[Finding]:
         audited.inspected.text,
         audited.inspected.mesh_shape,
         COMPRESSED_SCOPE,
-        (WARMUP_SCOPE, COMPRESSED_SCOPE),
+        tuple(PHASE_SCOPES.values()),
     )
     found: dict[str, list[Transfer]] = {}
     for transfer in moved:

@@ -85,6 +85,7 @@ class Method(NamedTuple):
       share: without a compressor, numbers sent for each entry.
       rank: of the factors that are sent, None for methods without.
       is_masked: whether `sparsify` comes before it, whose time counts as the codec's.
+      every: steps that one exchange is for; estimates are of a step.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Method(NamedTuple):
     share: float = 1.0
     rank: int | None = None
     is_masked: bool = False
+    every: int = 1
 
     @property
     def is_exact(self) -> bool:
@@ -137,6 +139,7 @@ def methods(
     rank: int | None = None,
     shapes: Sequence[tuple[int, ...]] = (),
     is_masked: bool = False,
+    sync_every: int = 1,
 ) -> dict[str, Method]:
     """All methods by name, the most exact first.
 
@@ -146,6 +149,7 @@ def methods(
       rank: of the factors of "low_rank", which is among the methods with it alone.
       shapes: of the tensors, needed with `rank`: they decide what factors save.
       is_masked: "sign" is that of SFPO, which masks the gradient first.
+      sync_every: steps that "sign" and "sparse_sign" send once for, as 0/1 Adam does.
 
     Raises:
       ValueError: `rank` without `shapes`.
@@ -161,15 +165,16 @@ def methods(
             "send depends on those of the tensors."
         )
     size = {} if block_size is None else {"block_size": block_size}
+    signs, sparse = compression.sign(**size), compression.sparse_sign(density, **size)
     found = (
         Method("dense", None, 1, 0),
         # Contribution, error and payload, written and read again on both sides.
         Method("bf16", compression.bfloat16(), 1, 60),
         Method("int8", compression.int8(**size), 2, 60),
         # Fused: each leaf is read once.
-        Method("sign", compression.sign(**size), 2, 28, is_masked=is_masked),
+        Method("sign", signs, 2, 28, is_masked=is_masked, every=sync_every),
         # Besides, three passes that find the largest entries.
-        Method("sparse_sign", compression.sparse_sign(density, **size), 2, 120),
+        Method("sparse_sign", sparse, 2, 120, every=sync_every),
     )
     if rank is not None:
         # Contribution and error, read once each for P, Q and the new error, the mean
@@ -224,7 +229,7 @@ class Choice(NamedTuple):
 def estimate(
     method: Method, entries: int, ranks: int, link: Link, codec: Codec
 ) -> Estimate:
-    """The time one method takes to average float32[entries].
+    """The time one method takes in a step to average float32[entries].
 
     Example:
       >>> link = Link(latency=1e-4, bandwidth=12.5e6)  # 100 Mbit/s
@@ -237,7 +242,8 @@ def estimate(
         bandwidth = link.exchange
     sent = method.sent_bytes(entries, ranks) / bandwidth
     network = link.latency * method.messages(ranks) + sent
-    return Estimate(method.name, network, codec.seconds(entries))
+    seconds = codec.seconds(entries)
+    return Estimate(method.name, network / method.every, seconds / method.every)
 
 
 def choose_method(

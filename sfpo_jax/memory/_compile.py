@@ -17,11 +17,11 @@ from sfpo_jax.memory._buffers import Assignment, covered, read_dump
 from sfpo_jax.memory._cache import Cache
 from sfpo_jax.memory._lowered import compiler_options
 from sfpo_jax.memory._measurement import Measurement
-from sfpo_jax.transforms import COMPRESSED_SCOPE, WARMUP_SCOPE
+from sfpo_jax.transforms import PHASE_SCOPES
 
 # Part of the key: raise it when the meaning of a measurement changes.
 _VERSION = 5
-_PHASES = (WARMUP_SCOPE, COMPRESSED_SCOPE)
+_PHASES = tuple(PHASE_SCOPES.values())
 _CACHE_SWITCH = "jax_enable_compilation_cache"
 _KEPT_BUFFERS = 32
 _NO_TRITON = "without-triton"

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
-from sfpo_jax.transforms import LOCAL_SCOPE, SCOPES
+from sfpo_jax.transforms import PHASE_SCOPES
 
 # Of loops of one turn or none that stand for branches.
-_PHASES = (*SCOPES.values(), LOCAL_SCOPE)
+_PHASES = tuple(PHASE_SCOPES.values())
 
 
 class Flops(NamedTuple):

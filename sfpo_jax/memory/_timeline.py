@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sfpo_jax.memory._origins import NOWHERE, Origin
-from sfpo_jax.transforms import COMPRESSED_SCOPE, WARMUP_SCOPE
+from sfpo_jax.transforms import PHASE_SCOPES
 
 FORWARD, BACKWARD, REST = "forward", "backward", "rest"
 WARMUP, COMPRESSED = "warm-up update", "compressed update"
@@ -156,10 +156,9 @@ def _phases(schedule: Sequence[Origin]) -> tuple[tuple[int, str], ...]:
 def phase_of(origin: Origin) -> str:
     """The part of a train step that an operation belongs to, by its name."""
     name = origin.op_name
-    if WARMUP_SCOPE in name:
-        return WARMUP
-    if COMPRESSED_SCOPE in name:
-        return COMPRESSED
+    for phase, scope in PHASE_SCOPES.items():
+        if scope in name:
+            return WARMUP if phase == "warmup" else COMPRESSED
     if "transpose(" in name:
         return BACKWARD
     return FORWARD if origin.is_forward else REST

@@ -20,13 +20,8 @@ from sfpo_jax.parallel._batch import place_batch, shape_of, whole_shape
 from sfpo_jax.parallel._compiler_options import transfer_options
 from sfpo_jax.parallel._operator_split import AXIS
 from sfpo_jax.parallel._recompute import AUTO, check_budget, plan_step
-from sfpo_jax.transforms import COMPRESSED_SCOPE, LOCAL_SCOPE, WARMUP_SCOPE
+from sfpo_jax.transforms import PHASE_SCOPES
 
-_PHASES = {
-    "warmup": WARMUP_SCOPE,
-    "local": LOCAL_SCOPE,
-    "compressed": COMPRESSED_SCOPE,
-}
 Axes = tuple[str, ...]
 S = TypeVar("S", bound="Step")
 
@@ -269,19 +264,23 @@ class Step(abc.ABC):
         Args:
           state: a state, only its shapes are read.
           batch: a batch, only its shapes are read.
-          phase: "warmup", "compressed" or "local" (a step that ranks take by
-            themselves), of a transformation that has these; None for the largest.
+          phase: "warmup", "compressed", "local" (a step that ranks take by themselves)
+            or "refresh" (one that sends bits and a dense gradient), of a
+            transformation that has these; None for the largest.
 
         Raises:
           ValueError: an unknown phase.
         """
-        if phase is not None and phase not in _PHASES:
-            raise ValueError(
-                f"`phase` must be one of {', '.join(_PHASES)} or None, got {phase!r}."
-            )
-        scope = _PHASES[phase] if phase else None
-        text = self.compiled_text(state, batch)
-        return transfers(text, dict(self.mesh.shape), scope, tuple(_PHASES.values()))
+        check_phase(phase)
+        return self.transfers_in(self.compiled_text(state, batch), phase)
+
+    def transfers_in(self, text: str, phase: str | None = None) -> list[Transfer]:
+        """`transfers` of a program that is compiled already, from `compiled_text`."""
+        check_phase(phase)
+        scope = PHASE_SCOPES[phase] if phase else None
+        return transfers(
+            text, dict(self.mesh.shape), scope, tuple(PHASE_SCOPES.values())
+        )
 
     def wire_bytes(
         self, state: TrainState, batch: Any, phase: str | None = None
@@ -380,6 +379,14 @@ class Step(abc.ABC):
     def _wide(self, axes: Axes) -> Axes:
         """Those of `axes` that have more than one rank."""
         return tuple(axis for axis in axes if self.mesh.shape[axis] > 1)
+
+
+def check_phase(phase: str | None) -> None:
+    """Raises ValueError for a phase that no transformation has."""
+    if phase is not None and phase not in PHASE_SCOPES:
+        raise ValueError(
+            f"`phase` must be one of {', '.join(PHASE_SCOPES)} or None, got {phase!r}."
+        )
 
 
 def check_given(name: str, value: Any, is_wanted: bool) -> None:

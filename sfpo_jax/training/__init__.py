@@ -55,12 +55,13 @@ from sfpo_jax.training._metrics import TensorBoard as TensorBoard
 from sfpo_jax.training._metrics import check_tensorboard as check_tensorboard
 from sfpo_jax.training._metrics import read_records as read_records
 from sfpo_jax.training._optimizer import ONE_BIT as ONE_BIT
-from sfpo_jax.training._optimizer import compressed_steps as compressed_steps
 from sfpo_jax.training._optimizer import make_dense_optimizer as make_dense_optimizer
 from sfpo_jax.training._optimizer import make_learning_rate as make_learning_rate
 from sfpo_jax.training._optimizer import make_optimizer as make_optimizer
 from sfpo_jax.training._optimizer import sparsity_curve as sparsity_curve
 from sfpo_jax.training._optimizer import warmup_steps as warmup_steps
+from sfpo_jax.training._phases import phases_of as phases_of
+from sfpo_jax.training._phases import step_phases as step_phases
 from sfpo_jax.training._sections import Data as Data
 from sfpo_jax.training._sections import Optimizer as Optimizer
 from sfpo_jax.training._sections import Sparsity as Sparsity

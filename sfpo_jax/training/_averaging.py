@@ -169,6 +169,7 @@ def _methods(
         rank=rank,
         shapes=shapes,
         is_masked=is_masked,
+        sync_every=chosen.sync_every,
     )
 
 

@@ -137,6 +137,12 @@ class Compression:
     variance is stable, after 20 % of the run at the latest."""
     refresh_every: int | Literal["none"] = 16
     """Each so many steps after the freeze one is dense and updates the variance."""
+    sync_every: int = 1
+    """Steps for which 1bit_adam and sparse_1bit send once: ranks take the others by
+    themselves (0/1 Adam), for links below 100 Mbit/s; without masks, sharding and
+    gradient release. 1: every step sends."""
+    double_every: int | Literal["none"] = "none"
+    """Steps after which sync_every doubles, from 1 at the freeze; none: as it is."""
     rank: int = 2
     """Columns of the factors that low_rank sends; 1 to 4 are usual."""
     auto_low_rank: bool = False
@@ -172,6 +178,16 @@ class Compression:
         check_at_least(
             f"{prefix}.rank", self.rank, 1, "the columns of a factor; 1 to 4 are usual"
         )
+        check_at_least(
+            f"{prefix}.sync_every", self.sync_every, 1, "the steps that one sends for"
+        )
+        if self.double_every != "none":
+            check_at_least(
+                f"{prefix}.double_every",
+                self.double_every,
+                1,
+                "the steps until sync_every doubles",
+            )
         if self.refresh_every != "none":
             check_at_least(
                 f"{prefix}.refresh_every",

@@ -11,6 +11,7 @@ from sfpo_jax.collectives import AxisName
 from sfpo_jax.schedules import cosine_sparsity
 from sfpo_jax.training._groups import decayed, scale_by_groups
 from sfpo_jax.training._layout_sections import Communication, Compression, Memory
+from sfpo_jax.training._phases import step_phases
 from sfpo_jax.training._sections import Optimizer, Sparsity
 from sfpo_jax.transforms import (
     adamw8bit,
@@ -20,6 +21,7 @@ from sfpo_jax.transforms import (
     onebit_adam,
     sfpo,
     sparsify,
+    zero_one_adam,
 )
 
 ONE_BIT = ("1bit_adam", "sparse_1bit")
@@ -53,31 +55,6 @@ def warmup_steps(communication: Communication, steps: int) -> int | str:
     return share if isinstance(share, str) else max(1, round(share * steps))
 
 
-def compressed_steps(
-    communication: Communication, steps: int, freeze: int | None
-) -> np.ndarray:
-    """Which steps of 1-bit Adam send the momentum compressed, for reports.
-
-    Args:
-      communication: the section.
-      steps: steps of the run.
-      freeze: first compressed step, None where there is none (yet).
-
-    Returns:
-      bool[steps]; the others are dense.
-
-    Example:
-      >>> chosen = Communication(compression=Compression(refresh_every=3))
-      >>> compressed_steps(chosen, 8, 2).astype(int).tolist()
-      [0, 0, 1, 1, 0, 1, 1, 0]
-    """
-    since = np.arange(steps) - (steps if freeze is None else freeze)
-    every = communication.compression.refresh_every
-    if every == "none":
-        return since >= 0
-    return (since >= 0) & ((since + 1) % every != 0)
-
-
 def sparsity_curve(
     sparsity: Sparsity, communication: Communication, steps: int, freeze: int | None
 ) -> np.ndarray:
@@ -103,7 +80,9 @@ def sparsity_curve(
     curve = np.asarray(schedule(np.arange(steps, dtype=np.int32)))
     if sparsity.begin == "start":
         return curve
-    return np.where(compressed_steps(communication, steps, freeze), curve, 0)
+    # A step that brings the variance up to date needs the whole gradient.
+    names = step_phases(communication, steps, freeze)
+    return np.where([name == "compressed" for name in names], curve, 0)
 
 
 def make_dense_optimizer(
@@ -174,7 +153,8 @@ def make_optimizer(
             "compressor": _compressor(communication),
             "refresh_every": _none(chosen.refresh_every),
         }
-        reduced = _one_bit(optimizer, sparsity, communication, shared, steps, axis_name)
+        make = _one_bit if chosen.sync_every == 1 else _zero_one
+        reduced = make(optimizer, sparsity, communication, shared, steps, axis_name)
     elif chosen.algorithm == "low_rank":
         mean = low_rank_mean(chosen.rank, axis_name, **feedback)
         reduced = optax.chain(mean, _adamw(optimizer, steps, memory))
@@ -281,6 +261,41 @@ def _compressor(communication: Communication) -> compression.Compressor:
 
 def _none(value: Any) -> Any:
     return None if value == "none" else value
+
+
+def _zero_one(
+    optimizer: Optimizer,
+    sparsity: Sparsity,
+    communication: Communication,
+    shared: dict[str, Any],
+    steps: int,
+    axis_name: AxisName,
+) -> optax.GradientTransformation:
+    """0/1 Adam, which sends once for several steps."""
+    chosen = communication.compression
+    key, is_masked = "communication.compression.sync_every", sparsity.schedule != "none"
+    if chosen.algorithm == "1bit_adam" and is_masked:
+        raise ValueError(
+            f"`sparsity.schedule` must be none with `{key}` {chosen.sync_every}, got "
+            f"{sparsity.schedule}: a mask saves signs no bytes, and steps that a rank "
+            "takes by itself need its whole gradient."
+        )
+    states = {name: shared.pop(name) for name in ("mu_dtype", "nu_dtype")}
+    for name, dtype in states.items():
+        if dtype not in (None, "float32"):
+            raise ValueError(
+                f"`memory.{name}` must be float32 with `{key}` {chosen.sync_every}, "
+                f"got {dtype}."
+            )
+    return zero_one_adam(
+        make_learning_rate(optimizer, steps),
+        warmup_steps=warmup_steps(communication, steps),
+        total_steps=steps,
+        axis_name=axis_name,
+        sync_every=chosen.sync_every,
+        double_every=_none(chosen.double_every),
+        **shared,
+    )
 
 
 def _check_memory(memory: Memory, chosen: Compression) -> None:

@@ -29,7 +29,7 @@ from sfpo_jax.transforms._onebit_state import (
     ScaleByOnebitAdamState as ScaleByOnebitAdamState,
 )
 from sfpo_jax.transforms._phase import COMPRESSED_SCOPE as COMPRESSED_SCOPE
-from sfpo_jax.transforms._phase import LOCAL_SCOPE as LOCAL_SCOPE
+from sfpo_jax.transforms._phase import PHASE_SCOPES as PHASE_SCOPES
 from sfpo_jax.transforms._phase import SCOPES as SCOPES
 from sfpo_jax.transforms._phase import WARMUP_SCOPE as WARMUP_SCOPE
 from sfpo_jax.transforms._phase import Phase as Phase

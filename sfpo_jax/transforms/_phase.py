@@ -16,8 +16,17 @@ Phase = Literal["warmup", "compressed"]
 # Names of the two phases in a compiled program's metadata.
 WARMUP_SCOPE = "sfpo_warmup"
 COMPRESSED_SCOPE = "sfpo_compressed"
-# And of steps that ranks take by themselves, of `zero_one_adam`.
+# And of steps of `zero_one_adam`: those that ranks take by themselves, and those that
+# send bits and a dense gradient.
 LOCAL_SCOPE = "sfpo_local"
+REFRESH_SCOPE = "sfpo_refresh"
+# By the names under which reports have them.
+PHASE_SCOPES = {
+    "warmup": WARMUP_SCOPE,
+    "refresh": REFRESH_SCOPE,
+    "local": LOCAL_SCOPE,
+    "compressed": COMPRESSED_SCOPE,
+}
 SCOPES: dict[Phase, str] = {"warmup": WARMUP_SCOPE, "compressed": COMPRESSED_SCOPE}
 
 

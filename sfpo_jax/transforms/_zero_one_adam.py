@@ -35,6 +35,7 @@ def zero_one_adam(
     compressor: Any = None,
     error_feedback: bool = True,
     nu_floor: Scalar = 0.01,
+    refresh_every: Scalar | None = None,
     error_dtype: Any = None,
     mask: MaskOrFn = None,
     bucket_size: str = "256MB",
@@ -71,6 +72,9 @@ def zero_one_adam(
       compressor: what goes on the wire; None = `compression.sign()`.
       error_feedback: keep what compression lost, on both sides. Leave it on.
       nu_floor: as in `onebit_adam`.
+      refresh_every: k, the first synchronisation k steps or more after the variance was
+        last up to date also averages the gradients exactly and updates it with the
+        weight of all these steps; None freezes it for good.
       error_dtype: of the residuals on both sides: float32, bfloat16 or "int8".
       mask: leaves to decay, a tree of bools or a function of the parameters to one.
       bucket_size: as in `onebit_adam`.
@@ -116,7 +120,7 @@ def zero_one_adam(
         mu_dtype=None,
         nu_dtype=None,
         nu_floor=nu_floor,
-        refresh_every=None,
+        refresh_every=refresh_every,
         error_dtype=error_dtype,
         bucket_size=bucket_size,
     )

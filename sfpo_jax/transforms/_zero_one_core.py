@@ -15,8 +15,10 @@ moves p, too. At a synchronisation
 
 so that what crosses the network is one bit an entry for all steps since the last time.
 
-Two departures from the paper: v is that of 1-bit Adam's warm-up, frozen for good, and
-bias corrections are applied.
+Two departures from the paper: v is that of 1-bit Adam's warm-up, and bias corrections
+are applied. With `refresh_every` = k a synchronisation that comes k steps or more after
+v was last up to date also averages the gradients exactly, and brings v up to date with
+the weight of all these steps, as 1-bit Adam does here.
 """
 
 from dataclasses import dataclass
@@ -39,7 +41,12 @@ from sfpo_jax.transforms._freeze import FreezeState
 from sfpo_jax.transforms._in_place import Target
 from sfpo_jax.transforms._moments import bias_correction, load, zeros_moment
 from sfpo_jax.transforms._onebit_core import OnebitAdam
-from sfpo_jax.transforms._phase import COMPRESSED_SCOPE, LOCAL_SCOPE, WARMUP_SCOPE
+from sfpo_jax.transforms._phase import (
+    COMPRESSED_SCOPE,
+    LOCAL_SCOPE,
+    REFRESH_SCOPE,
+    WARMUP_SCOPE,
+)
 from sfpo_jax.transforms._run_once import run_once
 from sfpo_jax.transforms._state import (
     PerRank,
@@ -66,6 +73,7 @@ class ZeroOneAdamState(NamedTuple):
     freeze: FreezeState  # when the variance freezes
     since: jax.Array  # int32[], steps since the last synchronisation
     rates: jax.Array  # float[], sum of their learning rates
+    updated: jax.Array  # int32[], the step that v is up to date with
     mu: PerRank  # tree, first moment
     nu: Any  # tree, second moment
     drift: PerRank  # tree, shared parameters less this rank's own
@@ -110,6 +118,7 @@ class ZeroOneAdam:
             freeze=self.base.freeze.init(),
             since=jnp.zeros([], jnp.int32),
             rates=jnp.zeros([], work),
+            updated=jnp.zeros([], jnp.int32),
             mu=own_zeros(None),
             nu=chosen.state([zeros_moment(s, None, work) for s in chosen.shapes()]),
             drift=own_zeros(None),
@@ -137,12 +146,20 @@ class ZeroOneAdam:
         taken = all_finite(chosen.chosen(), self.base.axis_name)
         since = state.count - state.freeze.step
         is_frozen = since >= 0
-        is_last = state.since + 1 >= self.interval(since)
-        turns = (
+        is_last = is_frozen & (state.since + 1 >= self.interval(since))
+        turns = [
             (~is_frozen, WARMUP_SCOPE, self._warm_up),
             (is_frozen & ~is_last, LOCAL_SCOPE, self._go_on),
-            (is_frozen & is_last, COMPRESSED_SCOPE, self._synchronise),
-        )
+        ]
+        every = self.base.refresh_every
+        if every is None:
+            turns += [(is_last, COMPRESSED_SCOPE, self._synchronise)]
+        else:
+            is_due = state.count + 1 - state.updated >= jnp.asarray(every, jnp.int32)
+            turns += [
+                (is_last & ~is_due, COMPRESSED_SCOPE, self._synchronise),
+                (is_last & is_due, REFRESH_SCOPE, self._refresh),
+            ]
         zeros = [jnp.zeros_like(v) for v in chosen.read(state.nu)]
         carry = (zeros, self._with_own(state))
         for condition, scope, run in turns:
@@ -186,6 +203,7 @@ class ZeroOneAdam:
         return target.steps(found), state._replace(
             count=count,
             freeze=self.base.freeze.observe(state.freeze, count, norm),
+            updated=count,
             mu=self._each(chosen, mu),
             nu=chosen.state(nu),
         )
@@ -197,7 +215,7 @@ class ZeroOneAdam:
         work = chosen.working_dtype()
         count = increment(state.count)
         mu = self._blend(self._own(chosen, state.mu), chosen.widened())
-        factors = self.base.factors(count, state.freeze.step, work)
+        factors = self.base.factors(count, state.updated, work)
         found = directions(mu, self.base.raised(chosen, chosen.read(state.nu)), factors)
         rate = jnp.asarray(target.rate, work)
         pairs = zip(
@@ -224,7 +242,7 @@ class ZeroOneAdam:
         work = chosen.working_dtype()
         moves, state = self._go_on(chosen, state, target)
         nu = chosen.read(state.nu)
-        factors = self.base.factors(state.count, state.freeze.step, work)
+        factors = self.base.factors(state.count, state.updated, work)
         drift, mu = self._own(chosen, state.drift), self._own(chosen, state.mu)
         start = Momenta(
             grads=[
@@ -262,6 +280,21 @@ class ZeroOneAdam:
             mu=self._each(chosen, mu),
             drift=self._each(chosen, [jnp.zeros_like(d) for d in drift]),
         )
+
+    def _refresh(
+        self, chosen: Selection, state: ZeroOneAdamState, target: Target
+    ) -> Moved:
+        """A synchronisation, and v from this step's gradients of all ranks."""
+        work = chosen.working_dtype()
+        moves, state = self._synchronise(chosen, state, target)
+        grads = axis_mean(chosen.widened(), self.base.axis_name)
+        stands_for = (state.count - state.updated).astype(work)
+        b2 = jnp.power(jnp.asarray(self.base.b2, work), stands_for)
+        nu = [
+            b2 * v + (1 - b2) * g * g
+            for v, g in zip(chosen.read(state.nu), grads, strict=True)
+        ]
+        return moves, state._replace(updated=state.count, nu=chosen.state(nu))
 
     def _blend(self, mu: Arrays, grads: Arrays) -> Arrays:
         return [

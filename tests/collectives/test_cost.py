@@ -121,6 +121,18 @@ def test_small_buckets_are_dense_where_large_are_not() -> None:
     assert (small.method, large.method) == ("dense", "sign")
 
 
+def test_what_is_sent_for_several_steps_counts_once_for_all() -> None:
+    link, codecs = Link(1e-4, 12.5e6), {"sign": Codec(((0, 1e-3),))}
+    once, often = (
+        choose_method(1_000_000, 2, link, codecs, methods(sync_every=every))
+        for every in (1, 8)
+    )
+    assert often.estimates[0].seconds == pytest.approx(once.estimates[0].seconds / 8)
+    # What is exact is sent in each step.
+    assert {m.every for m in methods(sync_every=8).values()} == {1, 8}
+    assert methods(sync_every=8)["dense"].every == 1
+
+
 def test_buckets_add_up() -> None:
     link, codecs = Link(1e-3, 1e8), 1e11
     one, two = (choose_method(sizes, 2, link, codecs) for sizes in (1000, [1000, 1000]))

@@ -129,7 +129,7 @@ def test_the_plain_step_may_update_late(tiny: list[str]) -> None:
     result = run.start(own)
     assert (result.freeze, result.skipped) == (2, 0)
     # Of four steps the first applies nothing, two are the warm-up.
-    assert result.compressed.tolist() == [False, False, False, True]
+    assert result.phase.tolist() == [0, 0, 0, 1]
     assert np.isfinite(result.test_loss)
 
 

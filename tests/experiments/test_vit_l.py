@@ -228,6 +228,26 @@ def test_one_contender_alone(
     assert {r["contender"] for r in records(only_run(tmp_path))} == {name}
 
 
+def test_ranks_may_take_steps_of_their_own(tiny: list[str]) -> None:
+    options = {
+        "communication.compression.sync_every": 2,
+        "communication.compression.refresh_every": 4,
+        "sparsity.schedule": "none",
+        "train.compare": "false",
+    }
+    argv = [*tiny, *(f"--{key}={value}" for key, value in options.items())]
+    run = prepare(load_config(Config(), argv, prog="", description=""))
+    (own,) = run.contenders
+    assert own.phases == ("warmup", "refresh", "local", "compressed")
+    result = run.start(own)
+    assert (own.name, result.freeze, result.skipped) == ("0/1 Adam", 6, 0)
+    assert result.phase.tolist() == [0] * 6 + [2, 3, 2, 1, 2, 3]
+    dense, refresh, alone, bits = result.wire_bytes
+    assert alone < 100 < bits < dense / 3
+    assert refresh == pytest.approx(dense + bits, rel=0.05)
+    assert result.is_dense.tolist() == [True] * 6 + [False] * 3 + [True] + [False] * 2
+
+
 def test_ctrl_c_leaves_what_was_measured(
     tmp_path: Path,
     tiny: list[str],
@@ -257,6 +277,8 @@ def test_ctrl_c_leaves_what_was_measured(
         ("--communication.compression.algorithm=zip", ["algorithm", "'zip'", "int8"]),
         ("--communication.compression.block_size=12", ["block_size", "12"]),
         ("--communication.compression.warmup=1.5", ["warmup", "1.5"]),
+        ("--communication.compression.sync_every=0", ["sync_every", "at least 1"]),
+        ("--communication.compression.sync_every=2", ["`sparsity.schedule`", "none"]),
         ("--optimizer.learning_rate=-1", ["`optimizer.learning_rate`", "-1.0"]),
         ("--train.runs=/dev/null/runs", ["`train.runs`", "/dev/null/runs"]),
         ("--train.folder=/dev/null/x", ["`train.folder`", "/dev/null/x"]),

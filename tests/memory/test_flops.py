@@ -13,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import sfpo_jax as sfpo
 from sfpo_jax.memory import count_flops
-from sfpo_jax.transforms import LOCAL_SCOPE, SCOPES, run_once
+from sfpo_jax.transforms import PHASE_SCOPES, SCOPES, run_once
 
 N = 8
 PRODUCT = 2 * N**3
@@ -92,7 +92,7 @@ def test_a_loop_of_unknown_length_counts_once_and_is_told() -> None:
     assert (counted.total, counted.unknown_loops) == (PRODUCT, 1)
 
 
-@pytest.mark.parametrize("scopes", [tuple(SCOPES.values()), (LOCAL_SCOPE,)])
+@pytest.mark.parametrize("scopes", [tuple(SCOPES.values()), (PHASE_SCOPES["local"],)])
 @pytest.mark.parametrize("batched", [False, True])
 def test_of_the_loops_for_phases_the_costliest_counts(
     scopes: tuple[str, ...], batched: bool

@@ -139,6 +139,19 @@ def test_auto_takes_factors_of_low_rank_where_it_may(mesh: Mesh) -> None:
     assert f"network {1e3 * network:.3g} ms" in reasons[-2]
 
 
+def test_auto_counts_an_exchange_for_as_many_steps(mesh: Mesh) -> None:
+    given = section("auto", node="20GB/s", data=FAST)
+    picked = []
+    for every in (1, 16):
+        chosen = dataclasses.replace(given.compression, sync_every=every)
+        settled, _ = settle(
+            dataclasses.replace(given, compression=chosen), mesh, SHAPES
+        )
+        picked.append(settled.compression.algorithm)
+    # The codec of signs takes longer than the dense mean there, a 16th of it does not.
+    assert picked == ["none", "1bit_adam"]
+
+
 def test_auto_alone_measures_and_cuts_nothing(mesh: Mesh, measured: list) -> None:
     settled, reasons = settle(section("auto", enable=False), mesh, SHAPES)
     assert measured == [{}]

@@ -58,11 +58,11 @@ def drifts(state: Any, ranks: int) -> list[list[np.ndarray]]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "double_every", "density"),
-    [(None, None, 1.0), (3, None, 1.0), (2, 4, 0.3)],
+    ("ranks", "double_every", "density", "refresh"),
+    [(None, None, 1.0, 4), (3, None, 1.0, None), (2, 4, 0.3, 5)],
 )
 def test_it_follows_the_equations(
-    ranks: int | None, double_every: int | None, density: float
+    ranks: int | None, double_every: int | None, density: float, refresh: int | None
 ) -> None:
     count, at = ranks or 1, gradients(ranks or 1)
     codec = Codec(density, relaxation=1.5)
@@ -76,6 +76,7 @@ def test_it_follows_the_equations(
         decayed=DECAYED,
         codec=codec,
         nu_floor=0.01,
+        refresh=refresh,
     )
     with jax.enable_x64(True):
         tx = sfpo.zero_one_adam(
@@ -84,6 +85,7 @@ def test_it_follows_the_equations(
             warmup_steps=WARMUP,
             sync_every=3,
             double_every=double_every,
+            refresh_every=refresh,
             axis_name=None if ranks is None else "data",
             compressor=sfpo.compression.sparse_sign(density, relaxation=1.5),
             mask=DECAYED,
