@@ -22,8 +22,8 @@ def newest(session: nox.Session) -> None:
     """
     session.install("-e", ".[test]")
     session.run("python", "-m", "sfpo_jax", "doctor")
-    chosen = session.posargs or ["-m", "not slow", "--ignore=tests/experiments"]
-    session.run("python", "-m", "pytest", *chosen)
+    chosen = session.posargs or ["-m", "not slow"]
+    session.run("python", "-m", "pytest", "--ignore=tests/experiments", *chosen)
 
 
 @nox.session(python="3.11")

@@ -1,11 +1,11 @@
-"""Batches on the devices, of one process or of several that hold a share each."""
+"""Batches on the devices, of one process or several, and what all devices hold."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
 def place_batch(batch: Any, sharding: NamedSharding) -> Any:
@@ -41,3 +41,15 @@ def _is_share(leaf: Any) -> bool:
 def shape_of(x: Any) -> jax.ShapeDtypeStruct:
     """Shape, dtype and sharding of an array."""
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+
+
+def replicated(tree: Any, mesh: Mesh) -> Any:
+    """The arrays on every device of a mesh; of shapes, how they would lie there."""
+    sharding = NamedSharding(mesh, PartitionSpec())
+
+    def place(x: Any) -> Any:
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+        return jax.device_put(x, sharding)
+
+    return jax.tree.map(place, tree)

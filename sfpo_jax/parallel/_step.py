@@ -16,11 +16,16 @@ from sfpo_jax.collectives import Transfer, transfers, wire_bytes
 from sfpo_jax.memory import RecomputePlan
 from sfpo_jax.parallel import _offload
 from sfpo_jax.parallel._agreement import make_check
-from sfpo_jax.parallel._batch import place_batch, shape_of, whole_shape
+from sfpo_jax.parallel._batch import (
+    place_batch,
+    replicated,
+    shape_of,
+    whole_shape,
+)
 from sfpo_jax.parallel._compiler_options import transfer_options
 from sfpo_jax.parallel._operator_split import AXIS
 from sfpo_jax.parallel._recompute import AUTO, check_budget, plan_step
-from sfpo_jax.transforms import PHASE_SCOPES
+from sfpo_jax.transforms import PHASE_SCOPES, scope_of
 
 Axes = tuple[str, ...]
 S = TypeVar("S", bound="Step")
@@ -69,7 +74,7 @@ class Step(abc.ABC):
     ) -> None:
         self.mesh = mesh
         self.offload = offload
-        self.frozen = _replicated(frozen, mesh)
+        self.frozen = replicated(frozen, mesh)
         self.recompute_plan: RecomputePlan | None = None
         self._recompute, self._budget = recompute, check_budget(recompute, budget)
         self.batch_axes = tuple(name for name in mesh.axis_names if name != AXIS)
@@ -271,16 +276,13 @@ class Step(abc.ABC):
         Raises:
           ValueError: an unknown phase.
         """
-        check_phase(phase)
+        scope_of(phase)  # refused before anything is compiled
         return self.transfers_in(self.compiled_text(state, batch), phase)
 
     def transfers_in(self, text: str, phase: str | None = None) -> list[Transfer]:
         """`transfers` of a program that is compiled already, from `compiled_text`."""
-        check_phase(phase)
-        scope = PHASE_SCOPES[phase] if phase else None
-        return transfers(
-            text, dict(self.mesh.shape), scope, tuple(PHASE_SCOPES.values())
-        )
+        scopes = tuple(PHASE_SCOPES.values())
+        return transfers(text, dict(self.mesh.shape), scope_of(phase), scopes)
 
     def wire_bytes(
         self, state: TrainState, batch: Any, phase: str | None = None
@@ -381,14 +383,6 @@ class Step(abc.ABC):
         return tuple(axis for axis in axes if self.mesh.shape[axis] > 1)
 
 
-def check_phase(phase: str | None) -> None:
-    """Raises ValueError for a phase that no transformation has."""
-    if phase is not None and phase not in PHASE_SCOPES:
-        raise ValueError(
-            f"`phase` must be one of {', '.join(PHASE_SCOPES)} or None, got {phase!r}."
-        )
-
-
 def check_given(name: str, value: Any, is_wanted: bool) -> None:
     """Raises ValueError where an argument of `init` is missing or not used."""
     if is_wanted and value is None:
@@ -397,15 +391,3 @@ def check_given(name: str, value: Any, is_wanted: bool) -> None:
         )
     if not is_wanted and value is not None:
         raise ValueError(f"`{name}` is not used: make the step with has_{name}=True.")
-
-
-def _replicated(tree: Any, mesh: Mesh) -> Any:
-    """The arrays on every device of a mesh; of shapes, how they would lie there."""
-    sharding = NamedSharding(mesh, PartitionSpec())
-
-    def place(x: Any) -> Any:
-        if isinstance(x, jax.ShapeDtypeStruct):
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-        return jax.device_put(x, sharding)
-
-    return jax.tree.map(place, tree)

@@ -34,6 +34,7 @@ from sfpo_jax.transforms._phase import SCOPES as SCOPES
 from sfpo_jax.transforms._phase import WARMUP_SCOPE as WARMUP_SCOPE
 from sfpo_jax.transforms._phase import Phase as Phase
 from sfpo_jax.transforms._phase import compresses_next as compresses_next
+from sfpo_jax.transforms._phase import scope_of as scope_of
 from sfpo_jax.transforms._reshare import as_saved as as_saved
 from sfpo_jax.transforms._reshare import reshare as reshare
 from sfpo_jax.transforms._rounding import Rounding as Rounding

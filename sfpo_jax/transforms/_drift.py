@@ -25,11 +25,8 @@ def _has_drift(node: Any) -> bool:
 
 
 def _drifting(opt_state: Any) -> list[HasDrift]:
-    return [
-        node
-        for node in jax.tree.leaves(opt_state, is_leaf=_has_drift)
-        if _has_drift(node)
-    ]
+    nodes = jax.tree.leaves(opt_state, is_leaf=_has_drift)
+    return [node for node in nodes if _has_drift(node)]
 
 
 def takes_local_steps(opt_state: Any) -> bool:
@@ -65,8 +62,11 @@ def local_params(params: Any, opt_state: Any) -> Any:
       >>> [round(float(x), 2) for x in local_params(shared, state)]
       [0.81, -1.8]
     """
+    drifting = _drifting(opt_state)
+    if not drifting:
+        return params
     leaves, treedef = jax.tree.flatten(params)
-    for node in _drifting(opt_state):
+    for node in drifting:
         drifts = treedef.flatten_up_to(node.drift.tree)
         for place, drift in enumerate(drifts):
             if not isinstance(drift, optax.MaskedNode):

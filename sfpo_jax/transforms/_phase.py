@@ -30,6 +30,15 @@ PHASE_SCOPES = {
 SCOPES: dict[Phase, str] = {"warmup": WARMUP_SCOPE, "compressed": COMPRESSED_SCOPE}
 
 
+def scope_of(phase: str | None) -> str | None:
+    """The scope name of a phase, None for None; ValueError for one that nobody has."""
+    if phase is not None and phase not in PHASE_SCOPES:
+        raise ValueError(
+            f"`phase` must be one of {', '.join(PHASE_SCOPES)} or None, got {phase!r}."
+        )
+    return None if phase is None else PHASE_SCOPES[phase]
+
+
 @runtime_checkable
 class HasPhase(Protocol):
     """State of a transformation that has the two phases."""

@@ -51,6 +51,10 @@ CASES = {
     "packed data": (onebit("data", mu_dtype="packed"), ("data",)),
     "packed node": (onebit("node", mu_dtype="packed"), ("node",)),
     "packed both": (onebit(BOTH, mu_dtype="packed"), BOTH),
+    "zero_one data": (
+        sfpo.zero_one_adam(0.1, warmup_steps=3, sync_every=2, axis_name="data"),
+        ("data",),
+    ),
     "no feedback": (onebit("node", error_feedback=False), ("node",)),
     "chain data": (chain("data"), ("data",)),
     "chain both": (chain(BOTH), BOTH),

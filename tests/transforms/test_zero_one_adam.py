@@ -145,6 +145,13 @@ def problem() -> tuple[Any, Any]:
     return params, {"x": x, "y": np.sin(2 * x)}
 
 
+LAYERED = sfpo.LayeredModel(
+    embed=lambda outer, batch, key: batch,
+    block=lambda layer, x, key: x @ layer["w"],
+    loss=lambda outer, x, batch, key: jnp.mean(x),
+)
+
+
 def local(sync_every: int, axis_name: Any = "data", **options: Any) -> Any:
     return sfpo.zero_one_adam(
         1e-2,
@@ -276,10 +283,11 @@ def test_local_params_are_those_of_a_rank() -> None:
     [
         lambda tx, mesh: sfpo.make_train_step(loss_fn, tx, mesh, staleness=1),
         lambda tx, mesh: sfpo.make_train_step(loss_fn, tx, mesh, shard="states"),
+        lambda tx, mesh: sfpo.make_layered_train_step(LAYERED, tx, mesh),
     ],
 )
 def test_steps_over_parts_of_weights_refuse_it(make: Callable[..., Any]) -> None:
-    params, _ = problem()
+    params: Any = {"outer": {}, "layers": {"w": jnp.zeros((2, 4, 4))}}
     with pytest.raises(ValueError, match="steps of their own"):
         make(local(2, "node"), sfpo.make_mesh(node=2)).init_shapes(params)
 
