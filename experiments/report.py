@@ -73,7 +73,7 @@ def markdown(
     parts = [
         f"# {title}",
         "\n".join(lines),
-        *[_sentences(result) for result in results],
+        *[sentences(result) for result in results],
         _comparison(results),
         "![curves](curves.png)",
         "## How it was run",
@@ -92,7 +92,7 @@ def markdown(
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _sentences(result: Result) -> str:
+def sentences(result: Result) -> str:
     steps = len(result.sparsity)
     text = (
         f"**{result.name}** took {result.seconds:.0f} s, of which "
@@ -108,6 +108,11 @@ def _sentences(result: Result) -> str:
             f"({result.freeze / steps:.0%}), and {format_bytes(result.wire_bytes[-1])} "
             f"from then on, with {masked} of the gradient masked on average."
         )
+        if "local" in result.phases:
+            alone = int((result.phase == result.phases.index("local")).sum())
+            text += (
+                f" {alone} of these later steps sent nothing: ranks took them alone."
+            )
         if refreshes:
             text += (
                 f" {refreshes} later steps were dense to bring the variance up to date:"

@@ -237,17 +237,16 @@ def _check_sharded(
 def _check_shared(config: Sections, axes: training.Axes) -> None:
     """Raises ValueError for steps that cannot have parameters of each rank's own."""
     every = config.communication.compression.sync_every
-    for key, value in (
-        ("memory.gradient_release", config.memory.gradient_release),
-        ("parallel.staleness", config.parallel.staleness),
-        ("communication.topology_aware.enable", bool(axes.exact)),
+    for key, is_on, off in (
+        ("memory.gradient_release", config.memory.gradient_release, "false"),
+        ("parallel.staleness", config.parallel.staleness > 0, "0"),
+        ("communication.topology_aware.enable", bool(axes.exact), "false"),
     ):
-        if value:
-            off = "0" if isinstance(value, int) and value is not True else "false"
+        if is_on:
             raise ValueError(
                 f"`{key}` must be {off} with `communication.compression.sync_every` "
-                f"{every}, got {str(value).lower()}: between two exchanges each rank "
-                "has whole parameters of its own."
+                f"{every}: between two exchanges each rank has whole parameters of "
+                "its own."
             )
 
 

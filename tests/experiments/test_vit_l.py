@@ -16,6 +16,7 @@ import pytest
 
 from experiments import vit_l
 from experiments.progress import RunProgress
+from experiments.report import sentences
 from experiments.run import DENSE
 from experiments.run_log import TIMED
 from experiments.vit_run import Config, prepare
@@ -240,6 +241,7 @@ def test_ranks_may_take_steps_of_their_own(tiny: list[str]) -> None:
     (own,) = run.contenders
     assert own.phases == ("warmup", "refresh", "local", "compressed")
     result = run.start(own)
+    assert "3 of these later steps sent nothing" in sentences(result)
     assert (own.name, result.freeze, result.skipped) == ("0/1 Adam", 6, 0)
     assert result.phase.tolist() == [0] * 6 + [2, 3, 2, 1, 2, 3]
     dense, refresh, alone, bits = result.wire_bytes
