@@ -13,13 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sfpo_jax._validate import (
-    Scalar,
-    check_at_least,
-    check_learning_rate,
-    check_range,
-    is_known,
-)
+from sfpo_jax._validate import Scalar, check_at_least, check_range
 from sfpo_jax.collectives import all_finite, widen
 from sfpo_jax.kernels import (
     AdamwNumbers,
@@ -34,7 +28,7 @@ from sfpo_jax.transforms._factored import Factored
 from sfpo_jax.transforms._in_place import (
     InPlaceTransformation,
     Target,
-    make_target,
+    step_rule,
 )
 from sfpo_jax.transforms._moments import (
     bias_correction,
@@ -116,14 +110,12 @@ def adamw8bit(
       >>> print(updates[0, 0].round(3))
       -0.101
     """
-    check_learning_rate(learning_rate)
+    rule = step_rule(learning_rate, weight_decay, mask)
     check_range("b1", b1, 0.0, 1.0, "a decay factor", open_high=True)
     check_range("b2", b2, 0.0, 1.0, "a decay factor", open_high=True)
     check_at_least("eps", eps, 0.0, "added to the denominator")
-    check_at_least("weight_decay", weight_decay, 0.0, "the decoupled decay")
     mu_kind = resolve_kind("mu_dtype", mu_dtype, (*_FLOATS, "int8"))
     nu_kind = resolve_kind("nu_dtype", nu_dtype, (*_FLOATS, "int8", "factored"))
-    has_decay = not (is_known(weight_decay) and weight_decay == 0.0)
 
     def init_fn(params: optax.Params) -> Adamw8bitState:
         chosen = select(params)
@@ -150,25 +142,16 @@ def adamw8bit(
         **extra_args: Any,
     ) -> tuple[optax.Updates, Adamw8bitState]:
         del extra_args
-        if has_decay and params is None:
-            raise ValueError(
-                "`params` is None, but `weight_decay` needs them: call "
-                "`tx.update(grads, state, params)`."
-            )
-        chosen, target = select(updates), target_of(updates, params, state)
+        chosen, target = select(updates), rule.target(updates, params, state.count)
         found, new, taken = step(chosen, state, None)
         steps = [jnp.where(taken, x, 0) for x in target.steps(found)]
         return chosen.replace(steps), new
 
     def apply_fn(updates: Any, state: Any, params: Any) -> tuple[Any, Adamw8bitState]:
-        chosen, target = select(updates), target_of(updates, params, state)
+        chosen, target = select(updates), rule.target(updates, params, state.count)
         moved, new, _ = step(chosen, state, target)
         leaves = chosen.treedef.flatten_up_to(params)
         return chosen._replace(leaves=leaves).replace(moved), new
-
-    def target_of(updates: Any, params: Any, state: Any) -> Target:
-        rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
-        return make_target(updates, params, rate, weight_decay, mask, has_decay)
 
     def step(
         chosen: Selection, state: Any, target: Target | None

@@ -12,6 +12,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from sfpo_jax._validate import (
+    Scalar,
+    check_at_least,
+    check_learning_rate,
+    is_known,
+)
 from sfpo_jax.transforms._state import MaskOrFn, select
 
 
@@ -104,21 +110,52 @@ class Target(NamedTuple):
         return [(p.astype(step.dtype) + step).astype(p.dtype) for p, step in pairs]
 
 
-def make_target(
-    updates: Any, params: Any, rate: Any, decay: Any, mask: MaskOrFn, has_decay: bool
-) -> Target:
-    """The target of the leaves of `updates` that a transformation works on.
+class StepRule(NamedTuple):
+    """How large a step is and what decays beside it; made by `step_rule`.
 
-    `params` may be None without decay, where only `steps` is asked for.
+    Attributes:
+      learning_rate: a number, or a schedule of the steps that were not skipped.
+      weight_decay: decoupled decay.
+      mask: leaves to decay, a tree of bools or a function of the parameters to one.
     """
-    chosen = select(updates)
-    decayed = set(select(params, mask).places) if has_decay else set()
-    leaves = chosen.leaves
-    if params is not None:
-        leaves = chosen.treedef.flatten_up_to(params)
-    return Target(
-        [leaves[i] for i in chosen.places],
-        rate,
-        decay,
-        [i in decayed for i in chosen.places],
-    )
+
+    learning_rate: Any
+    weight_decay: Any
+    mask: MaskOrFn
+
+    def target(self, updates: Any, params: Any, count: jax.Array) -> Target:
+        """The target of the leaves of `updates` that a transformation works on.
+
+        Args:
+          updates: a tree like the parameters.
+          params: them; None without decay, where only `steps` is asked for.
+          count: int32[], steps before this one that were not skipped.
+
+        Raises:
+          ValueError: no `params`, but a decay.
+        """
+        decay, rate = self.weight_decay, self.learning_rate
+        has_decay = not (is_known(decay) and decay == 0.0)
+        if has_decay and params is None:
+            raise ValueError(
+                "`params` is None, but `weight_decay` needs them: call "
+                "`tx.update(grads, state, params)`."
+            )
+        chosen = select(updates)
+        decayed = set(select(params, self.mask).places) if has_decay else set()
+        leaves = chosen.leaves
+        if params is not None:
+            leaves = chosen.treedef.flatten_up_to(params)
+        return Target(
+            [leaves[i] for i in chosen.places],
+            rate(count) if callable(rate) else rate,
+            decay,
+            [i in decayed for i in chosen.places],
+        )
+
+
+def step_rule(learning_rate: Any, weight_decay: Scalar, mask: MaskOrFn) -> StepRule:
+    """The rule of these arguments; ValueError for what is out of its range."""
+    check_learning_rate(learning_rate)
+    check_at_least("weight_decay", weight_decay, 0.0, "the decoupled decay")
+    return StepRule(learning_rate, weight_decay, mask)

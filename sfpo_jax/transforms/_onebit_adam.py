@@ -10,17 +10,13 @@ import optax
 from sfpo_jax._validate import (
     Scalar,
     check_at_least,
-    check_learning_rate,
     check_range,
     is_known,
 )
 from sfpo_jax.collectives import AxisName
 from sfpo_jax.compression import Compressor, sign
 from sfpo_jax.transforms._freeze import WarmupSteps, freeze_rule
-from sfpo_jax.transforms._in_place import (
-    Target,
-    make_target,
-)
+from sfpo_jax.transforms._in_place import step_rule
 from sfpo_jax.transforms._moments import resolve_kind
 from sfpo_jax.transforms._onebit_core import OnebitAdam
 from sfpo_jax.transforms._onebit_state import ScaleByOnebitAdamState
@@ -182,8 +178,7 @@ def onebit_adam(
       >>> bool(jnp.abs(params).max() < 0.5)
       True
     """
-    check_learning_rate(learning_rate)
-    check_at_least("weight_decay", weight_decay, 0.0, "the decoupled decay")
+    rule = step_rule(learning_rate, weight_decay, mask)
     core = onebit_core(
         b1,
         b2,
@@ -200,7 +195,6 @@ def onebit_adam(
         error_dtype=error_dtype,
         bucket_size=bucket_size,
     )
-    has_decay = not (is_known(weight_decay) and weight_decay == 0.0)
 
     def update_fn(
         updates: optax.Updates,
@@ -211,18 +205,13 @@ def onebit_adam(
         **extra_args: Any,
     ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
         del extra_args
-        if has_decay and params is None:
-            raise ValueError(
-                "`params` is None, but `weight_decay` needs them: call "
-                "`tx.update(grads, state, params)`."
-            )
-        target = target_of(updates, params, state)
+        target = rule.target(updates, params, state.count)
         chosen, directions, new_state, taken = core.step(updates, state, phase=phase)
         steps = [jnp.where(taken, x, 0) for x in target.steps(directions)]
         return chosen.replace(steps), new_state
 
     def apply_fn(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        target = target_of(updates, params, state)
+        target = rule.target(updates, params, state.count)
         chosen, moved, new_state, _ = core.step(updates, state, target)
         leaves = chosen.treedef.flatten_up_to(params)
         return chosen._replace(leaves=leaves).replace(moved), new_state
@@ -232,13 +221,9 @@ def onebit_adam(
 
     def receive_fn(way: Any, state: Any, params: Any, phase: Phase) -> tuple[Any, Any]:
         chosen = select(params)
-        target = target_of(params, params, state)
+        target = rule.target(params, params, state.count)
         found, new_state = core.receive(chosen, way, state, phase)
         return chosen.replace(target.steps(found)), new_state
-
-    def target_of(updates: Any, params: Any, state: Any) -> Target:
-        rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
-        return make_target(updates, params, rate, weight_decay, mask, has_decay)
 
     return StagedTransformation(core.init, update_fn, apply_fn, send_fn, receive_fn)
 

@@ -6,15 +6,10 @@ from typing import Any
 import jax
 import optax
 
-from sfpo_jax._validate import (
-    Scalar,
-    check_at_least,
-    check_learning_rate,
-    is_known,
-)
+from sfpo_jax._validate import Scalar, check_at_least, is_known
 from sfpo_jax.collectives import AxisName
 from sfpo_jax.transforms._freeze import WarmupSteps
-from sfpo_jax.transforms._in_place import make_target
+from sfpo_jax.transforms._in_place import step_rule
 from sfpo_jax.transforms._onebit_adam import onebit_core
 from sfpo_jax.transforms._state import MaskOrFn
 from sfpo_jax.transforms._zero_one_core import ZeroOneAdam, ZeroOneAdamState
@@ -103,8 +98,7 @@ def zero_one_adam(
       >>> shared  # two dense steps, one that each rank takes, one that all agree on
       [0.1, 0.2, 0.2, 0.31]
     """
-    check_learning_rate(learning_rate)
-    check_at_least("weight_decay", weight_decay, 0.0, "the decoupled decay")
+    rule = step_rule(learning_rate, weight_decay, mask)
     _check_steps("sync_every", sync_every, "from one synchronisation to the next")
     if double_every is not None:
         _check_steps("double_every", double_every, "until the interval doubles")
@@ -125,7 +119,6 @@ def zero_one_adam(
         bucket_size=bucket_size,
     )
     core = ZeroOneAdam(base, sync_every, double_every)
-    has_decay = not (is_known(weight_decay) and weight_decay == 0.0)
 
     def update_fn(
         updates: optax.Updates,
@@ -134,13 +127,7 @@ def zero_one_adam(
         **extra_args: Any,
     ) -> tuple[optax.Updates, ZeroOneAdamState]:
         del extra_args
-        if has_decay and params is None:
-            raise ValueError(
-                "`params` is None, but `weight_decay` needs them: call "
-                "`tx.update(grads, state, params)`."
-            )
-        rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
-        target = make_target(updates, params, rate, weight_decay, mask, has_decay)
+        target = rule.target(updates, params, state.count)
         chosen, moves, state = core.update(updates, state, target)
         return chosen.replace(moves), state
 

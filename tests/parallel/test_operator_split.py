@@ -145,6 +145,28 @@ def test_three_axes_with_compression_between_nodes(make: Any) -> None:
             assert all(np.array_equal(copies[0], other) for other in copies)
 
 
+def test_statistics_of_a_rank_s_own_tokens_are_averaged() -> None:
+    def loss(params: Any, batch: Any, model_state: Any) -> Any:
+        del model_state
+        mean = jnp.mean(own_tokens(batch["x"]))
+        return jnp.mean(params["w"] ** 2), {"model_state": {"mean": mean}}
+
+    step = sfpo.make_train_step(
+        loss,
+        optax.sgd(0.1),
+        mesh_of(1, 2, 2),
+        has_model_state=True,
+        operator_specs={"w": P("op")},
+    )
+    batch = jax.tree.map(np.float32, batch_of(0))
+    zero = {"mean": jnp.zeros([])}
+    state, _ = step(step.init({"w": jnp.ones(4)}, model_state=zero), batch)
+    np.testing.assert_allclose(
+        state.model_state["mean"], batch["x"].mean(), rtol=1e-5, atol=1e-7
+    )
+    assert step.differing(state) == []
+
+
 def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all() -> None:
     def loss_fn(params: Any, batch: Any) -> jax.Array:
         value = whole_loss(params, batch)
