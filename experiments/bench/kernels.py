@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -102,6 +103,26 @@ def interleaved(runs: Mapping[str, Run], repeats: int) -> list[Timing]:
     return [Timing(name, float(np.median(s)), len(s)) for name, s in seconds.items()]
 
 
+def machine(cpuinfo: str | None = None) -> str:
+    """The processor, and the widest vectors it computes on.
+
+    Args:
+      cpuinfo: the text of /proc/cpuinfo; None reads it, where there is one.
+
+    Example:
+      >>> machine("model name\\t: EPYC\\nflags\\t\\t: fpu avx avx2\\n")
+      'EPYC (AVX2)'
+    """
+    path = Path("/proc/cpuinfo")
+    if cpuinfo is None:
+        cpuinfo = path.read_text(encoding="utf-8") if path.exists() else ""
+    found = dict(re.findall(r"^(model name|flags)\s*: (.*)$", cpuinfo, re.MULTILINE))
+    name, flags = found.get("model name", platform.machine()), found.get("flags", "")
+    known = {"avx512f": "AVX-512", "avx2": "AVX2"}
+    widest = next((x for flag, x in known.items() if flag in flags.split()), None)
+    return f"{name} ({widest})" if widest else name
+
+
 def measure(options: Options, console: Console) -> list[dict[str, Any]]:
     """Times every kernel at every size."""
     rows = []
@@ -121,8 +142,8 @@ def measure(options: Options, console: Console) -> list[dict[str, Any]]:
 def markdown(result: dict[str, Any]) -> str:
     """A table of each kernel: contenders down, sizes across."""
     lines = [
-        f"{result['cores']} CPU cores, shared; medians of up to {result['repeats']} "
-        "interleaved runs, and in brackets as",
+        f"{result['machine']}, {result['cores']} cores, shared; medians of up to "
+        f"{result['repeats']} interleaved runs, and in brackets as",
         "many times that of copying as many float32 entries into a warm destination "
         "with all cores.",
     ]
@@ -190,7 +211,7 @@ def main(argv: Sequence[str]) -> int:
         console.print("No native kernels are loaded: `python -m sfpo_jax doctor`.")
         return 1
     result: dict[str, Any] = {
-        "machine": platform.machine(),
+        "machine": machine(),
         "cores": os.cpu_count(),
         "jax": jax.__version__,
         "repeats": options.repeats,

@@ -1,7 +1,5 @@
 #include "cpu/adam_rows.h"
 
-#include <algorithm>
-
 #include "core/adam.h"
 #include "cpu/simd.h"
 
@@ -13,29 +11,28 @@ void onebit_row(const uint8_t* signs, float scale, const float* variance, const 
                 float* out, float* momentum) {
   F16 sum = {};
   int64_t alive = 0;
-  for (int64_t i = 0; i < length; i += kLanes) {
-    F16 v = load(variance + i, std::min(kLanes, length - i));
+  each_vector(length, length, [&](int64_t i, int64_t count) SFPO_INLINE_BODY {
+    F16 v = load(variance + i, count);
     sum += v;
-    alive += __builtin_popcount(gather(reinterpret_cast<U16>(v > 0.0f)));
-  }
+    alive += __builtin_popcount(gather(v > splat(0.0f)));
+  });
   float mean = total(sum) / static_cast<float>(alive > 0 ? alive : 1);
   float least = factors.nu_floor * mean;
   float corrected = scale / factors.m_correction;
   float decay = has_decay ? factors.weight_decay : 0.0f;
-  for (int64_t i = 0; i < length; i += kLanes) {
-    int64_t count = std::min(kLanes, length - i);
+  each_vector(length, length, [=](int64_t i, int64_t count) SFPO_INLINE_BODY {
     F16 v = load(variance + i, count);
     U16 negative = spread(load_word(signs, i, width));
     float m[kLanes], vs[kLanes], u[kLanes];
     F16 signed_m = with_signs(corrected, negative);
-    std::memcpy(m, &signed_m, sizeof m);
-    std::memcpy(vs, &v, sizeof vs);
+    store(m, signed_m);
+    store(vs, v);
     for (int64_t j = 0; j < kLanes; ++j) {
       u[j] = direction(m[j], vs[j], least, factors.v_correction, factors.eps);
     }
-    F16 step = load(u, kLanes);
+    F16 step = load(u);
     if (momentum != nullptr) {
-      U16 live = reinterpret_cast<U16>(v > 0.0f);
+      U16 live = as<uint32_t>(v > splat(0.0f));
       store(momentum + i, select(live, with_signs(scale, negative)), count);
     }
     if (parameters != nullptr) {
@@ -44,7 +41,7 @@ void onebit_row(const uint8_t* signs, float scale, const float* variance, const 
       step = p - splat(factors.learning_rate) * step;
     }
     store(out + i, step, count);
-  }
+  });
 }
 
 }  // namespace sfpo

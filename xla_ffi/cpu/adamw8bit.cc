@@ -50,6 +50,14 @@ void skip(const Adamw8bit& op) {
   for (const View<float>& u : op.directions) std::fill_n(u.data, u.size, 0.0f);
 }
 
+// Asks for what the block after the one at hand reads: the processor's own guess ends with each
+// page, after four blocks, and while a block is worked on it loads nothing.
+template <typename T>
+void fetch_ahead(const T* from, int64_t entries) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t i = 0; i < entries; i += kLine) __builtin_prefetch(from + i);
+}
+
 // `seed` is of v's rounding, `rounding` of the parameters', or null.
 void update(const Adamw8bit& op, const Chunk& chunk, const AdamwNumbers& numbers, Seed seed,
             const Seed* rounding) {
@@ -59,6 +67,13 @@ void update(const Adamw8bit& op, const Chunk& chunk, const AdamwNumbers& numbers
   for (int64_t i = chunk.first; i < chunk.end; ++i) {
     int64_t start = blocks.start(i), length = blocks.length(i);
     uint32_t number = static_cast<uint32_t>(start);
+    if (i + 1 < chunk.end) {
+      int64_t next = blocks.start(i + 1), count = blocks.length(i + 1);
+      fetch_ahead(op.g[leaf].data + next, count);
+      if (op.has_parameters && leaf < op.first_narrow) {
+        fetch_ahead(op.wide.from[leaf].data + next, count);
+      }
+    }
     float within[kMaxBlock];
     float* u = op.has_parameters ? within : op.directions[leaf].data + start;
     update_block(op.g[leaf].data + start,

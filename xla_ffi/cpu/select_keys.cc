@@ -8,54 +8,41 @@
 namespace sfpo {
 namespace {
 
-SFPO_INLINE I16 load_keys(const int32_t* keys) {
-  I16 lanes;
-  std::memcpy(&lanes, keys, sizeof lanes);
-  return lanes;
-}
-
-// A comparison sets a lane to -1, so the sum of its results is a count below zero.
-SFPO_INLINE int64_t negated_sum(I16 lanes) {
-  int64_t sum = 0;
-  for (int64_t i = 0; i < kLanes; ++i) sum -= lanes[i];
-  return sum;
-}
-
 // The keys equal to `key`, or above it. Spans keep a lane's count far from overflowing.
 template <bool kIsEqual>
 SFPO_INLINE int64_t count_keys(const int32_t* keys, int64_t count, int32_t key) {
   constexpr int64_t kSpan = int64_t{1} << 24;
-  I16 bound = I16{} + key;
+  I16 bound = splat(key);
   int64_t found = 0;
   for (int64_t start = 0; start < count; start += kSpan) {
     I16 sum = {}, other = {};
     int64_t end = std::min(count, start + kSpan), i = start;
     // Two sums, since one alone would wait for itself.
     for (; i + kLanes < end; i += 2 * kLanes) {
-      I16 x = load_keys(keys + i), y = load_keys(keys + i + kLanes);
+      I16 x = load(keys + i), y = load(keys + i + kLanes);
       sum += kIsEqual ? x == bound : x > bound;
       other += kIsEqual ? y == bound : y > bound;
     }
     if (i < end) {
-      I16 x = load_keys(keys + i);
+      I16 x = load(keys + i);
       sum += kIsEqual ? x == bound : x > bound;
     }
-    found += negated_sum(sum + other);
+    // A comparison sets a lane to -1.
+    found -= sum_of(sum + other);
   }
   return found;
 }
 
-// The smallest key that is at least `key`; unsigned, -1 is the largest of all.
+// The smallest key that is at least `key`, which is not negative; there must be one.
 SFPO_INLINE int32_t next_up(const int32_t* keys, int64_t count, int32_t key) {
-  U16 least = U16{} + kKeyMask, bound = U16{} + static_cast<uint32_t>(key);
+  I16 least = splat(static_cast<int32_t>(kKeyMask)), before = splat(key - 1);
   for (int64_t i = 0; i < count; i += kLanes) {
-    U16 x = reinterpret_cast<U16>(load_keys(keys + i));
-    U16 x_if = x >= bound ? x : U16{} + kKeyMask;
-    least = x_if < least ? x_if : least;
+    I16 x = load(keys + i);
+    least = choose((x > before) & (least > x), x, least);
   }
-  uint32_t found = least[0];
-  for (int64_t i = 1; i < kLanes; ++i) found = std::min<uint32_t>(found, least[i]);
-  return static_cast<int32_t>(found);
+  int32_t lane[kLanes];
+  store(lane, least);
+  return *std::min_element(lane, lane + kLanes);
 }
 
 }  // namespace
@@ -114,15 +101,15 @@ int32_t kth_largest(const int32_t* keys, int64_t count, int64_t k, int32_t low, 
 
 SFPO_CLONES
 void key_range(const int32_t* keys, int64_t count, int32_t* low, int32_t* high) {
-  I16 most = I16{} - 1;
+  I16 most = splat(-1);
   for (int64_t i = 0; i < count; i += kLanes) {
-    I16 x = load_keys(keys + i);
-    most = x > most ? x : most;
+    I16 x = load(keys + i);
+    most = choose(x > most, x, most);
   }
-  int32_t found = most[0];
-  for (int64_t i = 1; i < kLanes; ++i) found = std::max<int32_t>(found, most[i]);
+  int32_t lane[kLanes];
+  store(lane, most);
   *low = next_up(keys, count, 0);
-  *high = found;
+  *high = *std::max_element(lane, lane + kLanes);
 }
 
 SFPO_CLONES
@@ -137,9 +124,9 @@ int64_t count_equal(const int32_t* keys, int64_t count, int32_t key) {
 
 SFPO_CLONES
 int64_t find_equal(const int32_t* keys, int64_t count, int32_t key, int64_t before) {
-  I16 bound = I16{} + key;
+  I16 bound = splat(key);
   for (int64_t i = 0; i < count; i += kLanes) {
-    uint32_t word = gather(reinterpret_cast<U16>(load_keys(keys + i) == bound));
+    uint32_t word = gather(load(keys + i) == bound);
     int64_t here = __builtin_popcount(word);
     if (before < here) {
       for (; before > 0; --before) word &= word - 1;
@@ -154,9 +141,9 @@ SFPO_CLONES
 BracketCounts split_by_bracket(const int32_t* keys, int64_t count, int32_t low, int32_t high,
                                int32_t* out) {
   I16 above = {}, at_high = {}, at_low = {};
-  I16 lows = I16{} + low, highs = I16{} + high;
+  I16 lows = splat(low), highs = splat(high);
   for (int64_t i = 0; i < count; i += kLanes) {
-    I16 x = load_keys(keys + i);
+    I16 x = load(keys + i);
     above += x > highs;
     at_high += x == highs;
     at_low += x == lows;
@@ -171,8 +158,8 @@ BracketCounts split_by_bracket(const int32_t* keys, int64_t count, int32_t low, 
       within += static_cast<uint32_t>(keys[j]) - first < span;
     }
   }
-  return {static_cast<int32_t>(negated_sum(above)), static_cast<int32_t>(negated_sum(at_high)),
-          static_cast<int32_t>(negated_sum(at_low)), within};
+  return {static_cast<int32_t>(-sum_of(above)), static_cast<int32_t>(-sum_of(at_high)),
+          static_cast<int32_t>(-sum_of(at_low)), within};
 }
 
 void count_digits(const int32_t* keys, int64_t count, int32_t low, int32_t high, int shift,

@@ -1,7 +1,5 @@
 #include "cpu/sign_rows.h"
 
-#include <algorithm>
-
 #include "core/sign.h"
 #include "cpu/simd.h"
 
@@ -11,12 +9,11 @@ namespace {
 // The second pass: what the signs and the scale lose of `error`, in place.
 SFPO_INLINE void subtract_decoded(float* error, const uint8_t* live, float scale, int64_t length,
                                   int64_t width) {
-  for (int64_t i = 0; i < length; i += kLanes) {
-    int64_t count = std::min(kLanes, length - i);
+  each_vector(length, length, [=](int64_t i, int64_t count) SFPO_INLINE_BODY {
     F16 c = load(error + i, count);
     F16 lost = c - with_signs(scale, as_bits(c));
     store(error + i, select(spread(load_word(live, i, width)), lost), count);
-  }
+  });
 }
 
 }  // namespace
@@ -24,25 +21,26 @@ SFPO_INLINE void subtract_decoded(float* error, const uint8_t* live, float scale
 SFPO_CLONES
 void encode_row(const RowSource& from, int64_t length, int64_t width, Factors factors,
                 uint8_t* signs, uint8_t* live, float* scale, float* error) {
+  // Copied, since bytes that are written might be any pointer's.
+  const RowSource row = from;
   F16 sum = {};
   int64_t alive = 0;
-  for (int64_t i = 0; i < width; i += kLanes) {
-    int64_t count = std::clamp<int64_t>(length - i, 0, kLanes);
-    F16 c = load(from.x + i, count);
-    if (from.momentum != nullptr) {
-      c = splat(factors.b1) * load(from.momentum + i, count) + splat(factors.g_share) * c;
+  each_vector(length, width, [&](int64_t i, int64_t count) SFPO_INLINE_BODY {
+    F16 c = load(row.x + i, count);
+    if (row.momentum != nullptr) {
+      c = splat(factors.b1) * load(row.momentum + i, count) + splat(factors.g_share) * c;
     }
-    if (from.error != nullptr) c += load(from.error + i, count);
+    if (row.error != nullptr) c += load(row.error + i, count);
     uint32_t alive_here = (1u << count) - 1;
-    if (from.variance != nullptr) {
-      alive_here = gather(reinterpret_cast<U16>(load(from.variance + i, count) > 0.0f));
+    if (row.variance != nullptr) {
+      alive_here = gather(load(row.variance + i, count) > splat(0.0f));
     }
     sum += select(spread(alive_here), magnitude(c));
     alive += __builtin_popcount(alive_here);
     store_word(signs, i, width, sign_word(c));
     store_word(live, i, width, alive_here);
     if (error != nullptr) store(error + i, c, count);
-  }
+  });
   *scale = block_scale(total(sum), alive, factors.relaxation);
   if (error != nullptr) subtract_decoded(error, live, *scale, length, width);
 }
@@ -54,8 +52,7 @@ void serve_row(const uint8_t* signs, const float* scales, int64_t ranks, int64_t
   F16 sum = {};
   int64_t alive = 0;
   float share = 1.0f / static_cast<float>(ranks);
-  for (int64_t i = 0; i < width; i += kLanes) {
-    int64_t count = std::min(kLanes, width - i);
+  each_vector(width, width, [&](int64_t i, int64_t count) SFPO_INLINE_BODY {
     F16 c = {};
     for (int64_t rank = 0; rank < ranks; ++rank) {
       int64_t row = rank * stride;
@@ -69,7 +66,7 @@ void serve_row(const uint8_t* signs, const float* scales, int64_t ranks, int64_t
     alive += __builtin_popcount(alive_here);
     store_word(new_signs, i, width, sign_word(c));
     if (new_error != nullptr) store(new_error + i, c, count);
-  }
+  });
   *new_scale = block_scale(total(sum), alive, relaxation);
   if (new_error != nullptr) subtract_decoded(new_error, live, *new_scale, width, width);
 }
@@ -77,14 +74,13 @@ void serve_row(const uint8_t* signs, const float* scales, int64_t ranks, int64_t
 SFPO_CLONES
 void decode_row(const uint8_t* signs, float scale, const float* variance, int64_t length,
                 int64_t width, float* values) {
-  for (int64_t i = 0; i < length; i += kLanes) {
-    int64_t count = std::min(kLanes, length - i);
+  each_vector(length, length, [=](int64_t i, int64_t count) SFPO_INLINE_BODY {
     F16 value = with_signs(scale, spread(load_word(signs, i, width)));
     if (variance != nullptr) {
-      value = select(reinterpret_cast<U16>(load(variance + i, count) > 0.0f), value);
+      value = select(as<uint32_t>(load(variance + i, count) > splat(0.0f)), value);
     }
     store(values + i, value, count);
-  }
+  });
 }
 
 }  // namespace sfpo

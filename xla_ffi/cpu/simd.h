@@ -1,7 +1,12 @@
-// Sixteen lanes of float32 by the compiler's vector extension: two AVX2 registers, one of
-// AVX-512, four of SSE2, by the clone of the function they are inlined into.
+// Sixteen lanes of float32 or of 32-bit integers, as two halves that fill AVX2's registers.
+//
+// The halves are the compiler's vector extension, which compiles to the instruction set of the
+// clone of the function they are inlined into. They are not one vector of sixteen, for of a
+// vector wider than the registers GCC takes every comparison apart lane by lane: with AVX2 that
+// made these kernels up to eight times slower.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -14,88 +19,182 @@
 #define SFPO_CLONES
 #endif
 
+// Of a lambda, which would otherwise be compiled for no instruction set but the default one.
+#define SFPO_INLINE_BODY __attribute__((always_inline))
+
 namespace sfpo {
 
 inline constexpr int64_t kLanes = 16;
 
-typedef float F16 __attribute__((vector_size(64)));
-typedef uint32_t U16 __attribute__((vector_size(64)));
-typedef int32_t I16 __attribute__((vector_size(64)));
+// Lanes of T, the first half of them in `low`.
+template <typename T>
+struct Lanes {
+  typedef T Half __attribute__((vector_size(32)));
+  // In memory, where it lies anywhere. A copy of 32 bytes by memcpy would go through the stack.
+  typedef T Stored __attribute__((vector_size(32), aligned(4), may_alias));
+  Half low, high;
+};
 
-inline constexpr U16 kLaneBits = {1u << 0,  1u << 1,  1u << 2,  1u << 3, 1u << 4,  1u << 5,
-                                  1u << 6,  1u << 7,  1u << 8,  1u << 9, 1u << 10, 1u << 11,
-                                  1u << 12, 1u << 13, 1u << 14, 1u << 15};
+// The lanes of a half by their numbers; GCC knows Clang's name for it from version 12 on.
+#if defined(__clang__)
+#define SFPO_SHUFFLE(half, ...) __builtin_shufflevector(half, half, __VA_ARGS__)
+#else
+#define SFPO_SHUFFLE(half, ...) __builtin_shuffle(half, Lanes<int32_t>::Half{__VA_ARGS__})
+#endif
 
-SFPO_INLINE F16 splat(float x) { return F16{} + x; }
+using F16 = Lanes<float>;
+using U16 = Lanes<uint32_t>;
+using I16 = Lanes<int32_t>;
 
-SFPO_INLINE U16 as_bits(F16 x) { return reinterpret_cast<U16>(x); }
+#define SFPO_BINARY(op)                                                 \
+  template <typename T>                                                 \
+  SFPO_INLINE Lanes<T> operator op(Lanes<T> a, Lanes<T> b) {            \
+    return {a.low op b.low, a.high op b.high};                          \
+  }                                                                     \
+  template <typename T>                                                 \
+  SFPO_INLINE Lanes<T>& operator op##=(Lanes<T>& a, Lanes<T> b) {       \
+    return a = a op b;                                                  \
+  }
 
-SFPO_INLINE F16 as_floats(U16 x) { return reinterpret_cast<F16>(x); }
+SFPO_BINARY(+)
+SFPO_BINARY(-)
+SFPO_BINARY(*)
+SFPO_BINARY(&)
+SFPO_BINARY(|)
+SFPO_BINARY(^)
+#undef SFPO_BINARY
+
+template <typename T>
+SFPO_INLINE Lanes<T> operator~(Lanes<T> x) {
+  return {~x.low, ~x.high};
+}
+
+// -1 in the lanes where it holds, 0 in the others.
+#define SFPO_COMPARISON(op)                                             \
+  template <typename T>                                                 \
+  SFPO_INLINE I16 operator op(Lanes<T> a, Lanes<T> b) {                 \
+    return {a.low op b.low, a.high op b.high};                          \
+  }
+
+SFPO_COMPARISON(==)
+SFPO_COMPARISON(!=)
+SFPO_COMPARISON(<)
+SFPO_COMPARISON(>)
+SFPO_COMPARISON(>=)
+#undef SFPO_COMPARISON
+
+template <typename T>
+SFPO_INLINE Lanes<T> splat(T x) {
+  typename Lanes<T>::Half first = {x};
+  auto all = SFPO_SHUFFLE(first, 0, 0, 0, 0, 0, 0, 0, 0);
+  return {all, all};
+}
+
+// The same bits as lanes of another kind.
+template <typename To, typename T>
+SFPO_INLINE Lanes<To> as(Lanes<T> x) {
+  using Half = typename Lanes<To>::Half;
+  return {reinterpret_cast<Half>(x.low), reinterpret_cast<Half>(x.high)};
+}
+
+SFPO_INLINE U16 as_bits(F16 x) { return as<uint32_t>(x); }
+
+// a in the lanes that are set, b in the others.
+template <typename T>
+SFPO_INLINE Lanes<T> choose(I16 where, Lanes<T> a, Lanes<T> b) {
+  return {where.low ? a.low : b.low, where.high ? a.high : b.high};
+}
+
+template <typename T>
+SFPO_INLINE Lanes<T> load(const T* from) {
+  auto halves = reinterpret_cast<const typename Lanes<T>::Stored*>(from);
+  return {halves[0], halves[1]};
+}
+
+template <typename T>
+SFPO_INLINE void store(T* to, Lanes<T> x) {
+  auto halves = reinterpret_cast<typename Lanes<T>::Stored*>(to);
+  halves[0] = x.low;
+  halves[1] = x.high;
+}
 
 // The first `count` of 16 floats, zeros after them.
 SFPO_INLINE F16 load(const float* from, int64_t count) {
-  F16 x = {};
-  if (count == kLanes) {
-    std::memcpy(&x, from, sizeof x);
-  } else {
-    std::memcpy(&x, from, count * sizeof(float));
-  }
-  return x;
+  if (count == kLanes) return load(from);
+  float some[kLanes] = {};
+  std::memcpy(some, from, count * sizeof(float));
+  return load(some);
 }
 
 SFPO_INLINE void store(float* to, F16 x, int64_t count) {
-  if (count == kLanes) {
-    std::memcpy(to, &x, sizeof x);
-  } else {
-    std::memcpy(to, &x, count * sizeof(float));
-  }
+  if (count == kLanes) return store(to, x);
+  float some[kLanes];
+  store(some, x);
+  std::memcpy(to, some, count * sizeof(float));
 }
+
+// body(i, count) for each vector of `length` entries, then of the padding up to `end`: a loop of
+// full vectors, in which the compiler knows the count, and what is left.
+template <typename Body>
+SFPO_INLINE void each_vector(int64_t length, int64_t end, Body body) {
+  int64_t i = 0;
+  for (; i + kLanes <= length; i += kLanes) body(i, kLanes);
+  for (; i < end; i += kLanes) body(i, std::clamp<int64_t>(length - i, 0, kLanes));
+}
+
+inline constexpr uint32_t kLaneBits[kLanes] = {1u << 0,  1u << 1,  1u << 2,  1u << 3,
+                                               1u << 4,  1u << 5,  1u << 6,  1u << 7,
+                                               1u << 8,  1u << 9,  1u << 10, 1u << 11,
+                                               1u << 12, 1u << 13, 1u << 14, 1u << 15};
+
+// Lane j is 1 << j.
+SFPO_INLINE U16 lane_bits() { return load(kLaneBits); }
 
 // All bits of a lane set where its bit in `word` is.
 SFPO_INLINE U16 spread(uint32_t word) {
-  return reinterpret_cast<U16>((kLaneBits & (U16{} + word)) != 0u);
+  U16 bits = lane_bits();
+  return as<uint32_t>((bits & splat(word)) == bits);
 }
 
 // Bit j set where any bit of lane j is; the reverse of `spread`.
-SFPO_INLINE uint32_t gather(U16 lanes) {
-  U16 bits = kLaneBits & lanes;
-  uint32_t words[kLanes];
-  std::memcpy(words, &bits, sizeof bits);
-  typedef uint32_t U8 __attribute__((vector_size(32)));
-  typedef uint32_t U4 __attribute__((vector_size(16)));
-  U8 low8, high8;
-  std::memcpy(&low8, words, sizeof low8);
-  std::memcpy(&high8, words + 8, sizeof high8);
-  low8 |= high8;
-  U4 low4, high4;
-  std::memcpy(&low4, &low8, sizeof low4);
-  std::memcpy(&high4, reinterpret_cast<const char*>(&low8) + sizeof low4, sizeof high4);
-  low4 |= high4;
-  return (low4[0] | low4[1]) | (low4[2] | low4[3]);
+template <typename T>
+SFPO_INLINE uint32_t gather(Lanes<T> lanes) {
+  U16 bits = lane_bits() & as<uint32_t>(lanes);
+  auto half = bits.low | bits.high;
+  half |= SFPO_SHUFFLE(half, 4, 5, 6, 7, 0, 1, 2, 3);
+  half |= SFPO_SHUFFLE(half, 2, 3, 0, 1, 6, 7, 4, 5);
+  half |= SFPO_SHUFFLE(half, 1, 0, 3, 2, 5, 4, 7, 6);
+  return half[0];
 }
 
 // The sign bits, bit j of lane j.
-SFPO_INLINE uint32_t sign_word(F16 x) {
-  return gather(reinterpret_cast<U16>(reinterpret_cast<I16>(x) < 0));
-}
+SFPO_INLINE uint32_t sign_word(F16 x) { return gather(as<int32_t>(x) < splat(0)); }
 
-SFPO_INLINE F16 select(U16 mask, F16 x) { return as_floats(mask & as_bits(x)); }
+SFPO_INLINE F16 select(U16 mask, F16 x) { return as<float>(mask & as_bits(x)); }
 
-SFPO_INLINE F16 magnitude(F16 x) { return as_floats(as_bits(x) & ~(U16{} + kSignBit)); }
+SFPO_INLINE F16 magnitude(F16 x) { return as<float>(as_bits(x) & splat(~kSignBit)); }
 
 // `scale` with the signs of x.
 SFPO_INLINE F16 with_signs(float scale, U16 bits) {
-  return as_floats((U16{} + to_bits(scale)) ^ (bits & (U16{} + kSignBit)));
+  return as<float>(splat(to_bits(scale)) ^ (bits & splat(kSignBit)));
 }
 
 // The sum of the lanes, pairs eight, four, two and one apart.
 SFPO_INLINE float total(F16 x) {
   float lane[kLanes];
-  std::memcpy(lane, &x, sizeof lane);
+  store(lane, x);
   for (int64_t apart = kLanes / 2; apart > 0; apart /= 2) {
     for (int64_t i = 0; i < apart; ++i) lane[i] += lane[i + apart];
   }
   return lane[0];
+}
+
+SFPO_INLINE int64_t sum_of(I16 x) {
+  int32_t lane[kLanes];
+  store(lane, x);
+  int64_t sum = 0;
+  for (int64_t i = 0; i < kLanes; ++i) sum += lane[i];
+  return sum;
 }
 
 // 8 or 16 bits at an entry whose number is a multiple of 16.
