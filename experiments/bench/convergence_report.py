@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from scipy import stats
 
 Outcome = Mapping[str, Any]
@@ -199,7 +200,7 @@ def save_picture(path: Path, summaries: Sequence[Summary]) -> None:
     """Draws the intervals: accuracy gaps of the images, loss ratios of the text."""
     tasks = list(dict.fromkeys(s.task for s in summaries))
     rows = max(sum(s.task == task for s in summaries) for task in tasks)
-    size = (6.4 * len(tasks), 1.2 + 0.27 * rows)
+    size = (6.4 * len(tasks), 1.5 + 0.27 * rows)
     figure = Figure(figsize=size, layout="constrained", dpi=150)
     for task, axis in zip(
         tasks, figure.subplots(1, len(tasks), squeeze=False)[0], strict=True
@@ -214,7 +215,27 @@ def save_picture(path: Path, summaries: Sequence[Summary]) -> None:
             _forest(axis, mine, spans, 1.0, (1.01, 1.02))
             axis.set_xlabel("test loss over dense AdamW's")
         axis.set_title(task)
+        # Rows of all tasks are as far apart.
+        axis.set_ylim(rows - 1.5, -0.5)
+    figure.legend(
+        handles=_legend(),
+        loc="outside lower center",
+        ncols=5,
+        frameon=False,
+        fontsize=8,
+    )
     figure.savefig(path)
+
+
+def _legend() -> list[Line2D]:
+    span = {"lw": 2, "marker": "o", "ms": 4.5}
+    return [
+        Line2D([], [], color=_DENSE, lw=1, label="dense AdamW"),
+        Line2D([], [], color=_NEAR, **span, label="as many steps, 95 % interval"),
+        Line2D([], [], color=_FAR, **span, label="with more steps"),
+        Line2D([], [], color=_NEAR, lw=1, ls=":", label="wanted of as many steps"),
+        Line2D([], [], color=_FAR, lw=1, ls=":", label="wanted of 15 % more"),
+    ]
 
 
 def _forest(
@@ -232,7 +253,6 @@ def _forest(
     for bound, color in zip(bounds, (_FAR, _NEAR), strict=True):
         axis.axvline(bound, color=color, lw=1, ls=":")
     axis.set_yticks(range(len(summaries)), [label(s) for s in summaries], fontsize=8)
-    axis.invert_yaxis()
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="x", alpha=0.25)
 

@@ -139,7 +139,8 @@ class Hosts:
         results["cells"] += cells.values()
         for place in range(self._options.rounds):
             for name in names:
-                group, steps = self._groups[name], self._options.steps + 1
+                group, cycle = self._groups[name], CONTENDERS[name].cycle
+                steps = 1 + -(-self._options.steps // cycle) * cycle
                 turn = join_hosts(group.ask("turn", name=name, steps=steps))
                 if isinstance(self._lab, Loopback):
                     # One interface counts what all of them send.

@@ -1,5 +1,6 @@
 """The promises that `experiments.bench.network` holds its measurements against."""
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -47,14 +48,15 @@ def _least(promise: str, found: float, limit: float) -> Bound:
 
 
 def _against_dense(by: Found) -> list[Bound]:
-    """Communication and bytes of SFPO over those of dense float32, 2 hosts."""
+    """Communication and bytes of one bit over those of dense float32, 2 hosts."""
     bounds = []
-    for link, limit in ((SLOW, 1 / 20), (FAST, 1 / 8)):
-        dense, onebit = (by.get((2, link, name)) for name in ("dense", "onebit"))
+    links = ((SLOW, 1 / 20), (FAST, 1 / 8))
+    for (link, limit), name in itertools.product(links, ("onebit", "unmasked")):
+        dense, onebit = by.get((2, link, "dense")), by.get((2, link, name))
         if dense is None or onebit is None:
             continue
         ratio = onebit.communication / dense.communication
-        title = f"2 hosts, {link}, SFPO one bit over dense float32"
+        title = f"2 hosts, {link}, {CONTENDERS[name].title} over dense float32"
         bounds.append(_most(f"{title}: communication time", ratio, limit))
         if link == SLOW:
             bounds.append(_most(f"{title}: bytes", onebit.sent / dense.sent, 1 / 28))

@@ -26,12 +26,14 @@ class Contender(NamedTuple):
       alone: the contender that computes the same and sends nothing.
       method: whose formula its bytes follow; None: there is none.
       has_warmup: whether the first step of a turn is a dense one.
+      cycle: steps of which one sends for all; a step is then the mean of them.
     """
 
     title: str
     alone: str
     method: str | None = None
     has_warmup: bool = False
+    cycle: int = 1
 
 
 JAX = {
@@ -40,7 +42,10 @@ JAX = {
     "dense": Contender("JAX dense float32", "alone", "dense"),
     "bf16": Contender("JAX dense bfloat16", "alone", "bf16"),
     "onebit": Contender("SFPO one bit", "alone", "sign", True),
+    "unmasked": Contender("1-bit Adam, no mask", "alone", "sign", True),
+    "zero_one": Contender("0/1 Adam, one in 4 sends", "alone", "sign", True, 4),
     "sparse": Contender("sparse one bit", "alone", "sparse_sign", True),
+    "low_rank": Contender("JAX, factors of rank 1", "alone"),
     "auto": Contender("SFPO auto", "alone"),
 }
 TORCH = {
@@ -107,10 +112,10 @@ def _row(cell: Cell, alone: Cell, own: Cell | None, batch: int, parameters: int)
         slow = statistics.median(_first(cell, "seconds")) - (step - spent)
         mean_spent = DENSE_STEPS * slow + rest * spent
         mean_sent = DENSE_STEPS * first + rest * sent
-    is_onebit = of.method == "sign" and own is not None
+    is_onebit = of == CONTENDERS["onebit"] and own is not None
     formula = None
     if of.method is not None:
-        formula = methods()[of.method].sent_bytes(parameters, hosts)
+        formula = methods()[of.method].sent_bytes(parameters, hosts) / of.cycle
     return Row(
         hosts=hosts,
         link=cell["link"],
@@ -138,13 +143,21 @@ def difference(cell: Cell, alone: Cell) -> float:
     """Median over the rounds of a step's seconds beyond those of `alone`."""
     pairs = zip(cell["rounds"], alone["rounds"], strict=False)
     return statistics.median(
-        statistics.median(mine["seconds"][1:]) - statistics.median(its["seconds"][1:])
+        statistics.median(_settled(cell, mine, "seconds"))
+        - statistics.median(_settled(alone, its, "seconds"))
         for mine, its in pairs
     )
 
 
 def _each(cell: Cell, name: str) -> list[float]:
-    return [x for turn in cell["rounds"] for x in turn[name][1:]]
+    return [x for turn in cell["rounds"] for x in _settled(cell, turn, name)]
+
+
+def _settled(cell: Cell, turn: Mapping[str, Any], name: str) -> list[float]:
+    """A number of each step after the first, of each cycle the mean."""
+    cycle, values = actual(cell).cycle, turn[name][1:]
+    starts = range(0, len(values), cycle)
+    return [statistics.fmean(values[i : i + cycle]) for i in starts]
 
 
 def _first(cell: Cell, name: str) -> list[float]:

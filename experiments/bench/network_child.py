@@ -18,6 +18,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 import sfpo_jax as sfpo
+from experiments.bench.network_cells import CONTENDERS
 from experiments.bench.network_host import (
     Batches,
     Digits,
@@ -63,10 +64,24 @@ def make_tx(name: str, spec: Spec, axis: str | None) -> optax.GradientTransforma
     steps = spec.steps or _LONG
     if name in ("onebit", "onebit_alone"):
         return sfpo.sfpo(rate, steps, **onebit)
+    if name == "unmasked":
+        sign = compression.sign(relaxation=1.5)
+        return sfpo.onebit_adam(rate, total_steps=steps, compressor=sign, **onebit)
+    if name == "zero_one":
+        sign = compression.sign(relaxation=1.5)
+        return sfpo.zero_one_adam(
+            rate,
+            total_steps=steps,
+            compressor=sign,
+            sync_every=_cycle(name),
+            **onebit,
+        )
     if name == "sparse":
         sparse = compression.sparse_sign(_DENSITY, relaxation=1.5)
         return sfpo.onebit_adam(rate, total_steps=steps, compressor=sparse, **onebit)
     adamw = optax.adamw(rate, **adam)
+    if name == "low_rank":
+        return optax.chain(sfpo.low_rank_mean(1, axis), adamw)
     if name in ("bf16", "int8"):
         # XLA's CPU back end widens a bfloat16 all-reduce to float32; this one is not.
         chosen = compression.bfloat16() if name == "bf16" else compression.int8()
@@ -75,13 +90,18 @@ def make_tx(name: str, spec: Spec, axis: str | None) -> optax.GradientTransforma
     return adamw
 
 
+def _cycle(name: str) -> int:
+    """Steps of which one sends for all; `auto` may choose what is not in the tables."""
+    return CONTENDERS[name].cycle if name in CONTENDERS else 1
+
+
 class Program(NamedTuple):
     """A compiled step of a contender."""
 
     start: Callable[[], Any]  # the state before the first step
     compiled: Any  # (state, batch) -> (state, metrics)
     sharding: NamedSharding  # of the batch
-    wire: dict[str, int]  # bytes a host sends, by phase
+    wire: dict[str, int]  # bytes a host sends in a step, by phase
 
 
 class JaxContestant:
@@ -131,8 +151,14 @@ class JaxContestant:
         # It is asked for every phase, and would be compiled for each again.
         text = compiled.as_text()
         step.compiled_text = lambda state, batch: text
-        phases = ("warmup", "compressed")
-        wire = {x: sum(step.wire_bytes(state, batch, x).values()) for x in phases}
+
+        def sent(phase: str) -> int:
+            return sum(step.wire_bytes(state, batch, phase).values())
+
+        wire, cycle = {x: sent(x) for x in ("warmup", "compressed")}, _cycle(name)
+        if cycle > 1:
+            total = wire["compressed"] + (cycle - 1) * sent("local")
+            wire["compressed"] = round(total / cycle)
         # `step.init` would be compiled again in each turn. NumPy's arrays are taken
         # for the same on all hosts, which JAX's own of one host are not.
         first = step.init(self._params)

@@ -14,7 +14,10 @@ _COLORS = {
     "dense": "#212529",
     "bf16": "#868e96",
     "onebit": "#d9480f",
+    "unmasked": "#c2255c",
+    "zero_one": "#7048e8",
     "sparse": "#f08c00",
+    "low_rank": "#5c940d",
     "auto": "#ae3ec9",
     "torch_ddp": "#1864ab",
     "torch_fp16": "#339af0",
@@ -149,7 +152,7 @@ def save_picture(path: Path, results: Mapping[str, Any], rows: Sequence[Row]) ->
 
 
 def _draw_steps(axis: Axes, rows: Sequence[Row]) -> None:
-    """A group of bars for each link, of the smallest number of hosts."""
+    """A group of points for each link, of the smallest number of hosts."""
     hosts = min((row.hosts for row in rows), default=0)
     mine = [r for r in rows if r.hosts == hosts and r.contender in _COLORS]
     links = list(dict.fromkeys(r.link for r in mine))
@@ -159,16 +162,24 @@ def _draw_steps(axis: Axes, rows: Sequence[Row]) -> None:
         found = {r.link: 1e3 * r.communication for r in mine if r.contender == name}
         at = [links.index(link) + (place + 0.5) * height - 0.4 for link in found]
         # A communication below a millisecond is noise.
-        widths = [max(x, 1.0) for x in found.values()]
+        times = [max(x, 1.0) for x in found.values()]
         title = CONTENDERS[name].title
-        axis.barh(at, widths, height, color=_COLORS[name], label=title)
+        axis.plot(times, at, "o", ms=6, color=_COLORS[name], label=title)
+        for x, y in zip(times, at, strict=True):
+            axis.annotate(
+                f"{x:.0f}", (x, y), (6, 0), textcoords="offset points", va="center"
+            ).set_fontsize(7)
+    for between in range(1, len(links)):
+        axis.axhline(between - 0.5, color="#dee2e6", lw=1)
     axis.set_xscale("log")
+    axis.margins(x=0.12)  # for the figures
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     axis.set_yticks(range(len(links)), links, fontsize=8)
     axis.invert_yaxis()
     axis.set_xlabel("communication of a step, ms")
     axis.set_title(f"{hosts} hosts", fontsize=10)
     if names:
-        axis.legend(fontsize=7, frameon=False)
+        axis.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     _plain(axis, "x")
 
 

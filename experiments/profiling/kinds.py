@@ -1,9 +1,10 @@
 """What kind of work each instruction of a compiled program is."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from sfpo_jax.collectives import Instruction, parse_hlo
 from sfpo_jax.memory import Origin, origins
 
 PRODUCTS = "products, attention"
@@ -19,11 +20,6 @@ ORDER = (PRODUCTS, NATIVE, ELEMENTWISE, COPIES, COLLECTIVES)
 CATEGORIES = (*ORDER, INPUT, IDLE)
 
 _MODULE = re.compile(r"HloModule ([\w.\-]+)")
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
-# Behind the shape, which may be a tuple with comments: the first name with a bracket.
-_OPCODE = re.compile(r"(?:^|[\s)}\]])([a-z][a-z0-9\-]*)\(")
-_CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.\-]+)")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 
 _PRODUCT_OPCODES = {"dot", "convolution", "ragged-dot", "scaled-dot"}
@@ -68,18 +64,12 @@ class Program(NamedTuple):
 def read_program(hlo: str) -> Program:
     """The instructions of an optimised program, from its text."""
     module = _MODULE.match(hlo)
-    computations: dict[str, list[tuple[str, str]]] = {}
-    lines: list[tuple[str, str]] = []
-    for line in hlo.splitlines():
-        if found := _COMPUTATION.match(line):
-            lines = computations.setdefault(found[1], [])
-        elif found := _INSTRUCTION.match(line):
-            lines.append((found[1], found[2]))
+    computations = parse_hlo(hlo).computations
     made_by = origins(hlo)
     work = {
-        name: Work(_opcode(rest), _kind(rest, computations), made_by.get(name))
-        for lines in computations.values()
-        for name, rest in lines
+        x.name: Work(x.opcode, _kind(x, computations), made_by.get(x.name))
+        for instructions in computations.values()
+        for x in instructions
     }
     kernels = {name.replace(".", "_"): found for name, found in work.items()}
     return Program(module[1] if module else "", work, kernels)
@@ -99,13 +89,10 @@ def kind_by_name(name: str) -> str | None:
     return PRODUCTS if _PRODUCT_NAMES.search(lowered) else ELEMENTWISE
 
 
-def _opcode(rest: str) -> str:
-    found = _OPCODE.search(rest)
-    return found[1] if found else ""
-
-
-def _kind(rest: str, computations: Mapping[str, list[tuple[str, str]]]) -> str | None:
-    opcode = _opcode(rest)
+def _kind(
+    instruction: Instruction, computations: Mapping[str, Sequence[Instruction]]
+) -> str | None:
+    opcode = instruction.opcode
     if opcode in _CONTAINERS:
         return None
     if opcode.startswith(_COLLECTIVE_OPCODES):
@@ -115,14 +102,16 @@ def _kind(rest: str, computations: Mapping[str, list[tuple[str, str]]]) -> str |
     if opcode in _COPY_OPCODES:
         return COPIES
     if opcode == "custom-call":
-        target = _TARGET.search(rest)
+        target = _TARGET.search(instruction.rest)
         name = target[1] if target else ""
         if name.startswith("sfpo_"):
             return NATIVE
         return PRODUCTS if _PRODUCT_NAMES.search(name.lower()) else ELEMENTWISE
-    if opcode in _FUSED and (called := _CALLED.search(rest)):
+    if opcode in _FUSED and instruction.called:
         inner = [
-            _kind(text, computations) for _, text in computations.get(called[1], ())
+            _kind(x, computations)
+            for name in instruction.called
+            for x in computations.get(name, ())
         ]
         for kind in (COLLECTIVES, PRODUCTS, NATIVE):
             if kind in inner:

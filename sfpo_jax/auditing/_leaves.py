@@ -1,6 +1,5 @@
 """What a step takes and returns, array by array, and which comes back as which."""
 
-import inspect
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -41,7 +40,7 @@ class Pair(NamedTuple):
 def read_inputs(inspected: Inspected, program: Program) -> list[Leaf]:
     """The leaves of all positional arguments."""
     args, _ = inspected.args_info
-    names = _argument_names(inspected.step, len(args))
+    names = [x or f"argument {i}" for i, x in enumerate(inspected.arg_names)]
     number_of = {leaf: i for i, leaf in enumerate(inspected.used)}
     leaves = []
     for place, (path, info) in enumerate(jax.tree_util.tree_leaves_with_path(args)):
@@ -155,14 +154,6 @@ def _stands_for_one(node: Sequence[Leaf], depth: int) -> bool:
 
 def _matched(pairs: Sequence[Pair]) -> int:
     return sum(len(pair.before) for pair in pairs)
-
-
-def _argument_names(step: Any, number: int) -> list[str]:
-    try:
-        names = list(inspect.signature(step).parameters)[:number]
-    except (TypeError, ValueError):
-        names = []
-    return names + [f"argument {i}" for i in range(len(names), number)]
 
 
 def _bytes(arrays: Sequence[Array], number: int, info: Any) -> int:

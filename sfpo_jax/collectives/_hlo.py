@@ -46,10 +46,15 @@ class Instruction(NamedTuple):
         return found[1] if found else ""
 
     @property
+    def shape(self) -> str:
+        """Of what it returns, as HLO writes it."""
+        found = _OPCODE.search(self.rest)
+        return self.rest[: found.start(1)].rstrip() if found else self.rest
+
+    @property
     def arrays(self) -> tuple[Array, ...]:
         """What it returns, a tuple's elements one after the other."""
-        found = _OPCODE.search(self.rest)
-        return read_arrays(self.rest[: found.start(1)] if found else self.rest)
+        return read_arrays(self.shape)
 
     @property
     def called(self) -> tuple[str, ...]:

@@ -60,21 +60,20 @@ def overlaps(hlo: str, mesh_shape: Mapping[str, int]) -> list[Overlap]:
         flying: dict[str, tuple[int, int]] = {}  # start -> (place in `found`, products)
         count = 0
         for instruction in instructions:
-            own, line = instruction
+            line = instruction.rest
             if done := _DONE.search(line):
                 if done[1] in flying:
                     place, before = flying.pop(done[1])
                     found[place] = found[place]._replace(products=count - before)
                 continue
-            for transfer in read_transfers(line, 1, mesh_shape):
+            for transfer in read_transfers(instruction, turns.get(name, 1), mesh_shape):
                 opcode, is_start, _ = transfer.opcode.partition("-start")
                 if is_start and not _IS_SYNC.search(line):
-                    flying[own] = len(found), count
-                shape = line[: line.index(f" {transfer.opcode}(")]
-                axis, sent = transfer.axis, transfer.sent
-                found.append(Overlap(opcode, shape, axis, sent, 0, turns.get(name, 1)))
+                    flying[instruction.name] = len(found), count
+                axis, sent, times = transfer.axis, transfer.sent, transfer.times
+                found.append(Overlap(opcode, instruction.shape, axis, sent, 0, times))
             if copy := _host_copy(program, instruction, turns.get(name, 1)):
-                flying[own] = len(found), count
+                flying[instruction.name] = len(found), count
                 found.append(copy)
             count += _is_product(program, instruction, holds)
     return found
@@ -94,8 +93,7 @@ def _host_copy(
         i.opcode for name in instruction.called for i in program.computations[name]
     ]
     opcode = "to host" if "dynamic-update-slice" in inner else "from host"
-    shape = instruction.rest.partition(f" {instruction.opcode}(")[0]
-    return Overlap(opcode, shape, "host", max(here), 0, turns)
+    return Overlap(opcode, instruction.shape, "host", max(here), 0, turns)
 
 
 def _is_product(

@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sfpo_jax.collectives._hlo import Array, Program, parse_hlo, read_arrays
+from sfpo_jax.collectives._hlo import Array, Instruction, Program, parse_hlo
 
-_OPCODE = re.compile(r"(?:^|[\s})])([a-z][a-z0-9\-]*)\(")
 _SCOPE = re.compile(r'op_name="([^"]*)"')
 _EXPLICIT_GROUP = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _IOTA_GROUPS = re.compile(
@@ -48,7 +47,7 @@ class Transfer(NamedTuple):
       times: how often it runs in the program.
       scope: the path of names it was traced under.
       arrays: what it returns; the start of an asynchronous one lists more.
-      name: the instruction's own.
+      name: the instruction's.
     """
 
     opcode: str
@@ -103,8 +102,7 @@ def _walk(
     for instruction in program.computations[name]:
         opcode, called = instruction.opcode, instruction.called
         if opcode in _COLLECTIVES:
-            found = read_transfers(instruction.rest, times, mesh_shape)
-            moved += [transfer._replace(name=instruction.name) for transfer in found]
+            moved += read_transfers(instruction, times, mesh_shape)
         elif opcode == "conditional":
             branches = [descend(name, times) for name in called]
             tags = [_phase_of(program, name, phases) for name in called]
@@ -143,24 +141,24 @@ def _phase_of(program: Program, name: str, phases: Sequence[str]) -> str | None:
 
 
 def read_transfers(
-    line: str, times: int, mesh_shape: Mapping[str, int]
+    instruction: Instruction, times: int, mesh_shape: Mapping[str, int]
 ) -> list[Transfer]:
     """What one instruction sends; nothing where it is no collective.
 
     Args:
-      line: the instruction, without its name.
+      instruction: any of a program.
       times: how often it runs.
       mesh_shape: axis names and sizes.
     """
-    found = _OPCODE.search(line)
-    if found is None or found[1] not in _COLLECTIVES:
+    opcode = instruction.opcode
+    if opcode not in _COLLECTIVES:
         return []
-    opcode, shape, rest = found[1], line[: found.start(1)], line[found.end() :]
-    axis, ranks = _axis_of(rest, mesh_shape)
+    axis, ranks = _axis_of(instruction.rest, mesh_shape)
     if ranks == 1:
         return []
-    arrays = read_arrays(shape)
-    sized = arrays[:-2] if opcode in _PERMUTES and _CONTEXT.search(shape) else arrays
+    arrays = sized = instruction.arrays
+    if opcode in _PERMUTES and _CONTEXT.search(instruction.shape):
+        sized = arrays[:-2]
     total = sum(array.bytes for array in sized)
     is_start = opcode.endswith("-start")
     share = (ranks - 1) / ranks
@@ -177,10 +175,14 @@ def read_transfers(
         if is_start:
             full = total * ranks / (ranks + 1)
         sent = share * full
-    scope = _SCOPE.search(rest)
+    found = _SCOPE.search(instruction.rest)
+    scope = found[1] if found else ""
     dtypes = tuple(sorted({array.dtype for array in sized}))
-    name = scope[1] if scope else ""
-    return [Transfer(opcode, axis, dtypes, sent, times, name, arrays)]
+    return [
+        Transfer(
+            opcode, axis, dtypes, sent, times, scope, arrays, name=instruction.name
+        )
+    ]
 
 
 def _axis_of(rest: str, mesh_shape: Mapping[str, int]) -> tuple[str, int]:

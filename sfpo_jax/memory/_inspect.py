@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding
 from sfpo_jax.memory._buffers import Buffer
 from sfpo_jax.memory._compile import compile_and_read
 from sfpo_jax.memory._devices import find_device
+from sfpo_jax.memory._ledger import argument_names
 from sfpo_jax.memory._lowered import keep_used
 from sfpo_jax.memory._planner import Target, build_step, choose_compiler, platform_of
 from sfpo_jax.memory._topology import local_mesh, planning_mesh
@@ -21,6 +22,7 @@ class Inspected(NamedTuple):
     Attributes:
       step: what was compiled.
       args: its arguments, as shapes with their shardings.
+      arg_names: what the step calls them, "" where that cannot be told.
       jaxpr: what it was traced to; None where it cannot be traced.
       args_info: (arguments, keywords), each leaf with its shape, dtype and `donated`.
       out_info: what it returns, as shapes.
@@ -35,6 +37,7 @@ class Inspected(NamedTuple):
 
     step: Any
     args: tuple[Any, ...]
+    arg_names: tuple[str, ...]
     jaxpr: Any
     args_info: Any
     out_info: Any
@@ -86,6 +89,7 @@ def inspect_step(
     return Inspected(
         step=step,
         args=tuple(shapes),
+        arg_names=tuple(argument_names(step, len(lowered.args_info[0]))),
         jaxpr=jaxpr,
         args_info=lowered.args_info,
         out_info=lowered.out_info,

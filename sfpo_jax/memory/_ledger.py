@@ -58,7 +58,7 @@ def classify(step: Any, args: Sequence[Any]) -> list[str]:
     arguments".
     """
     classes: list[str] = []
-    names = _argument_names(step, len(args))
+    names = argument_names(step, len(args))
     for place, (name, arg) in enumerate(zip(names, args, strict=True)):
         if place == 0 and name not in _BY_NAME and hasattr(arg, "_asdict"):
             for field, part in arg._asdict().items():
@@ -76,7 +76,7 @@ def _classes(name: str, tree: Any) -> list[str]:
     return found
 
 
-def _argument_names(step: Any, number: int) -> list[str]:
+def argument_names(step: Any, number: int) -> list[str]:
     """What the step calls its positional arguments, "" where that cannot be told."""
     try:
         names = list(inspect.signature(step).parameters)[:number]

@@ -94,7 +94,7 @@ class Step(abc.ABC):
 
     def _jit(self) -> Any:
         # A function of its own each time, for JAX keeps what it traced by function.
-        def step(state: TrainState, batch: Any, frozen: Any) -> Any:
+        def step(state: TrainState, batch: Any, frozen: Any = None) -> Any:
             return self._sharded_step(state, batch, frozen)
 
         return jax.jit(
@@ -219,7 +219,7 @@ class Step(abc.ABC):
         """
         batch = self.shard_batch(batch)
         self._settle(state, batch)
-        return self._jitted(state, batch, self.frozen)
+        return self._jitted(state, batch, *self._held())
 
     def shard_batch(self, batch: Any) -> Any:
         """Puts a batch where the step wants it, split along the leading axis.
@@ -237,7 +237,8 @@ class Step(abc.ABC):
     def lower(self, state: Any, batch: Any) -> Any:
         """The step lowered for arguments of these shapes, as `jax.jit` has it.
 
-        Arguments and errors are those of `trace`.
+        Arguments and errors are those of `trace`. Compiled, it is called with a state,
+        a batch as `shard_batch` returns it, and `step.frozen` where that is not None.
         """
         return self.trace(state, batch).lower()
 
@@ -254,8 +255,8 @@ class Step(abc.ABC):
         self._check_batch(batch)
         self._settle(state, batch)
         shapes = jax.tree.map(self._batch_shape, batch)
-        state, frozen = jax.tree.map(shape_of, (state, self.frozen))
-        return self._jitted.trace(state, shapes, frozen)
+        state, held = jax.tree.map(shape_of, (state, self._held()))
+        return self._jitted.trace(state, shapes, *held)
 
     def compiled_text(self, state: TrainState, batch: Any) -> str:
         """The optimised HLO of the step for arguments of these shapes."""
@@ -326,6 +327,10 @@ class Step(abc.ABC):
                     f"{self._microbatches} microbatches): make its leading axis a "
                     f"multiple of {parts}."
                 )
+
+    def _held(self) -> tuple[Any, ...]:
+        """What the program takes beside state and batch."""
+        return () if self.frozen is None else (self.frozen,)
 
     def _batch_spec(self) -> PartitionSpec:
         return PartitionSpec(self.batch_axes)

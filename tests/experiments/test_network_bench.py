@@ -15,6 +15,7 @@ from experiments.bench import namespaces, network
 from experiments.bench.namespaces import Loopback
 from experiments.bench.network_bounds import FREE, SLOW, check
 from experiments.bench.network_cells import (
+    CONTENDERS,
     DENSE_STEPS,
     HEADER,
     bandwidth_for,
@@ -110,6 +111,18 @@ def test_communication_is_what_a_step_takes_beyond_computing_alone() -> None:
     assert DENSE_STEPS == pytest.approx(0.175)
     assert onebit.mean_communication == pytest.approx(0.175 * 2.0 + 0.825 * 0.05)
     assert onebit.mean_sent == pytest.approx(0.175 * 4e6 + 0.825 * 130_000)
+
+
+def test_steps_of_which_one_sends_count_by_their_mean() -> None:
+    one = {"seconds": [9.0, 0.5, 0.5, 0.5, 0.9], "bytes": [9e6, 0, 0, 0, 4e5]}
+    lazy = cell("zero_one", 0.5, 0, wire=100_000)
+    lazy["rounds"] = [one | {"packets": [10, 0, 0, 0, 8]}] * 3
+    row = make_rows([CELLS[0], lazy], 32, PARAMETERS)[1]
+    assert row.step == pytest.approx(0.6) and row.sent == 100_000
+    assert row.communication == pytest.approx(0.6 - 0.6)  # the rounds of alone: 0.6
+    assert row.own is None and row.payload == 100_000 - 2 * HEADER
+    assert row.formula == pytest.approx(PARAMETERS / 8 / 4, rel=0.02)
+    assert row.mean_sent == pytest.approx(0.175 * 9e6 + 0.825 * 1e5)
 
 
 def test_auto_is_what_it_chose() -> None:
@@ -289,16 +302,22 @@ def test_two_hosts_over_loopback(tmp_path: Path) -> None:
     module = "experiments.bench.network_child"
     given = (lab.port, 4, tmp_path / "task.npz", tmp_path)
     with Group(lab, sys.executable, module, *given) as group:
-        wire = group.ask("prepare", names=["dense", "onebit"], steps=1)[0]
-        for name in ("dense", "onebit"):
-            first, second = group.ask("turn", name=name, steps=3)
-            assert len(first["seconds"]) == len(second["seconds"]) == 3
+        names = ["dense", "onebit", "unmasked", "zero_one", "low_rank"]
+        wire = group.ask("prepare", names=names, steps=1)[0]
+        for name in names:
+            cycle = CONTENDERS[name].cycle
+            first, second = group.ask("turn", name=name, steps=1 + cycle)
+            assert len(first["seconds"]) == len(second["seconds"]) == 1 + cycle
             # The interface counts both hosts.
-            assert first["bytes"][-1] > 2 * wire[name]["compressed"]
+            sent = sum(first["bytes"][1:]) / cycle
+            assert sent > 2 * wire[name]["compressed"]
         points = group.ask(
             "train", name="onebit", rate=1e-3, steps=3, warmup=1, every=1
         )[0]
-    assert wire["onebit"]["compressed"] < wire["dense"]["compressed"] / 20
+    dense = wire["dense"]["compressed"]
+    assert wire["onebit"]["compressed"] == wire["unmasked"]["compressed"] < dense / 20
+    assert wire["zero_one"]["compressed"] < wire["onebit"]["compressed"] / 2
+    assert wire["low_rank"]["compressed"] < dense / 10
     assert len(points) == 4 and points[-1]["loss"] > 0
 
 

@@ -205,3 +205,19 @@ def test_axes_to_reduce_over_are_checked() -> None:
     assert made == [("data",), ("data",)]
     with pytest.raises(ValueError, match="`reduces` must name batch axes"):
         sfpo.make_train_step(loss_fn, optax.sgd(0.1), mesh, reduces="date")
+
+
+@pytest.mark.parametrize("frozen", [None, {"bias": jnp.ones(2)}])
+def test_a_compiled_step_takes_what_the_step_does(frozen: Any) -> None:
+    def loss_fn(params: Any, batch: jax.Array, *, frozen: Any = None) -> jax.Array:
+        shift = 0.0 if frozen is None else frozen["bias"].sum()
+        return jnp.mean(batch * params["w"]) + shift
+
+    mesh = sfpo.make_mesh(devices=jax.devices()[:2])
+    step = sfpo.make_train_step(loss_fn, optax.sgd(1.0), mesh, frozen=frozen)
+    state, batch = step.init({"w": jnp.ones(())}), step.shard_batch(jnp.ones(2))
+    compiled = step.lower(state, batch).compile()
+    given = () if frozen is None else (step.frozen,)
+    state, metrics = compiled(state, batch, *given)
+    assert float(metrics["loss"]) == (1.0 if frozen is None else 3.0)
+    assert float(state.params["w"]) == 0.0
