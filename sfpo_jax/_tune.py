@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sfpo_jax.memory import (
@@ -101,8 +102,10 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _memory(options: argparse.Namespace) -> BatchMemory | None:
-    """Of one sample: given, planned, or not known."""
+def _memory(
+    options: argparse.Namespace,
+) -> BatchMemory | Callable[[Mapping[str, int]], BatchMemory] | None:
+    """Of one sample: given, to be planned, or not known."""
     card = find_device(options.device)
     if options.memory_per_sample is not None:
         if options.target is not None:
@@ -120,13 +123,15 @@ def _memory(options: argparse.Namespace) -> BatchMemory | None:
     if options.target is None:
         return None
     prepare_devices("auto", options.cards)
-    shares = options.cards
-    return measure_batch(
-        load_target(options.target),
-        (8 * shares, 16 * shares),
-        device=options.device,
-        mesh_shape={"data": shares},
-    )
+    build = load_target(options.target)
+
+    def measure(mesh_shape: Mapping[str, int]) -> BatchMemory:
+        few = 8 * mesh_shape["data"]
+        return measure_batch(
+            build, (few, 2 * few), device=options.device, mesh_shape=mesh_shape
+        )
+
+    return measure
 
 
 def _fail(message: str) -> int:

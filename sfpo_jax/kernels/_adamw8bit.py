@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from sfpo_jax.kernels._hash import Seed, round_at_random
 from sfpo_jax.kernels._native import alike, choose, ffi_call, is_float32
@@ -194,8 +195,9 @@ def _twin(operands: _Operands, is_decayed: Sequence[bool]) -> Adamw8bitResult:
         m = whole(b1 * dequantize(mu)) + whole(m_share * g)
         v = whole(b2 * dequantize(nu)) + whole(v_share * g * g)
         u = adam_direction(m, v, factor, eps)
-        new_mu.append(_where(taken, quantize(m), mu))
-        new_nu.append(_where(taken, quantize(v, False, seed=Seed(*seeds[0])), nu))
+        new_mu.append(optax.tree.where(taken, quantize(m), mu))
+        new_v = quantize(v, False, seed=Seed(*seeds[0]))
+        new_nu.append(optax.tree.where(taken, new_v, nu))
         if not operands.parameters:
             values.append(jnp.where(taken, u, 0))
             continue
@@ -252,7 +254,3 @@ def _aliases(count: int, has_parameters: bool) -> dict[int, int]:
 
 def _is_narrow(p: jax.Array) -> bool:
     return p.dtype == jnp.bfloat16
-
-
-def _where(condition: jax.Array, new: Any, old: Any) -> Any:
-    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)

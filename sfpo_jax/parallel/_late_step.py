@@ -24,7 +24,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from sfpo_jax.collectives import is_float, square_norm
-from sfpo_jax.parallel._leafwise import after, choose, rank_mean
+from sfpo_jax.parallel._leafwise import after, rank_mean
 from sfpo_jax.parallel._step import TrainState
 from sfpo_jax.parallel._train_step import Fresh, TrainStep
 from sfpo_jax.transforms import (
@@ -177,7 +177,8 @@ class LateTrainStep(TrainStep):
             # Where they lie, which all must have read before.
             own = after(own, fresh.grads)
         updates, new = receive(way, sent, own)
-        return choose(taken, (optax.apply_updates(own, updates), new), (own, held))
+        applied = optax.apply_updates(own, updates), new
+        return optax.tree.where(taken, applied, (own, held))
 
 
 def _halves(

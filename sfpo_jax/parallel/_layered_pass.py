@@ -11,6 +11,7 @@ from sfpo_jax.memory import Recorder
 from sfpo_jax.parallel._layered_model import LayeredModel
 from sfpo_jax.parallel._metrics import as_metrics
 from sfpo_jax.parallel._offload import Offload, layer_at
+from sfpo_jax.parallel._recompute import AUTO
 from sfpo_jax.parallel._sharding import Layout
 from sfpo_jax.parallel._stack_pass import (
     Consume,
@@ -21,6 +22,7 @@ from sfpo_jax.parallel._stack_pass import (
     StackPass,
     accumulate,
     as_gradient,
+    as_runs,
     each,
     floats_of,
     with_floats,
@@ -110,13 +112,6 @@ class LayeredPass(NamedTuple):
     ahead: int
     offload: tuple[Offload, ...] = ()
 
-    def _recompute_of(self, name: str) -> Recompute | Runs:
-        if isinstance(self.recompute, Recorder):
-            return "full"
-        if isinstance(self.recompute, Mapping):
-            return self.recompute[name]
-        return self.recompute
-
     def _learn(self, name: str) -> Learn | None:
         if not isinstance(self.recompute, Recorder):
             return None
@@ -150,7 +145,7 @@ class LayeredPass(NamedTuple):
                 block,
                 depth,
                 parts,
-                self._recompute_of(name),
+                _recompute_of(self.recompute, name),
                 functools.partial(fetch, self.layers[name]),
                 self.ahead,
                 self._learn(name),
@@ -193,6 +188,31 @@ class LayeredPass(NamedTuple):
             return accumulate(one, (batch, key_of(_EMBED), dx), parts)[0]
 
         return loss, aux, Backward(passes, saved, dx, d_outer, embed_grad)
+
+
+def check_recompute(recompute: Any, depths: Mapping[str, int]) -> None:
+    """Looks at what layers compute again before the first batch is seen.
+
+    Args:
+      recompute: as the step is given it.
+      depths: layers of each stack.
+
+    Raises:
+      ValueError: stacks that the model does not have, or lacks, runs of other depths.
+    """
+    if isinstance(recompute, Mapping) and set(recompute) != set(depths):
+        wanted = f"the stacks {sorted(depths)}" if all(depths) else "the one stack"
+        raise ValueError(
+            f"`recompute` must be about {wanted} of the model, got {sorted(recompute)}."
+        )
+    for name, depth in depths.items():
+        as_runs(_recompute_of(recompute, name), depth)
+
+
+def _recompute_of(recompute: Any, name: str) -> Recompute | Runs:
+    if isinstance(recompute, Recorder) or recompute == AUTO:
+        return "full"
+    return recompute[name] if isinstance(recompute, Mapping) else recompute
 
 
 def fetch(layout: Layout, stack: Any, index: jax.Array) -> Any:

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, PartitionSpec
 from sfpo_jax._validate import check_at_least
 from sfpo_jax.parallel._clipping import check_max_norm, clip_scale
 from sfpo_jax.parallel._layered_model import LayeredModel, depth_of
-from sfpo_jax.parallel._layered_pass import LayeredPass
+from sfpo_jax.parallel._layered_pass import LayeredPass, check_recompute
 from sfpo_jax.parallel._layered_update import LayeredOptState, LayeredUpdate
 from sfpo_jax.parallel._leafwise import next_step
 from sfpo_jax.parallel._metrics import mean_metrics
@@ -112,6 +112,7 @@ class LayeredTrainStep(Step):
             layer = wide_shapes(stack, leading=1)
             check_unmixed(self._tx, layer, self.mesh, "layer by layer")
         self._plan(params)
+        check_recompute(self._recompute, self._depths)
         make_opt = self._on_ranks(
             self._layered_update().init, params, self._param_specs(), self._opt_specs
         )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from sfpo_jax.collectives import axis_mean
+from sfpo_jax.collectives import axis_mean, is_float
 
 Axes = tuple[str, ...]
 
@@ -28,11 +28,6 @@ def after(tree: Any, others: Any) -> Any:
     return lax.optimization_barrier((tree, others))[0]
 
 
-def choose(condition: jax.Array, new: Any, old: Any) -> Any:
-    """`new` where the condition holds, else `old`, leaf by leaf."""
-    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
-
-
 def where(condition: jax.Array, make: Callable[[], Any], old: Any) -> Any:
     """What `make` returns where the condition holds, else `old`.
 
@@ -46,7 +41,7 @@ def where(condition: jax.Array, make: Callable[[], Any], old: Any) -> Any:
         return lax.cond(condition, make, lambda: old)
 
     def entries() -> Any:
-        return choose(condition, make(), old)
+        return optax.tree.where(condition, make(), old)
 
     return lax.platform_dependent(cpu=branch, default=entries)
 
@@ -54,7 +49,7 @@ def where(condition: jax.Array, make: Callable[[], Any], old: Any) -> Any:
 def average(tree: Any, axes: Axes) -> Any:
     """Means of the floating leaves over the ranks; the others as they are."""
     leaves, treedef = jax.tree.flatten(tree)
-    places = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
+    places = [i for i, x in enumerate(leaves) if is_float(x)]
     means = axis_mean([leaves[i] for i in places], axes)
     for place, mean in zip(places, means, strict=True):
         leaves[place] = mean

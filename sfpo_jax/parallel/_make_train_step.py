@@ -84,7 +84,7 @@ def make_train_step(
         first step applies nothing; `grad_norm`, clipping and skipping, which it does
         for any `tx`, are of what is applied. A device keeps its own gradients, whole,
         from step to step in `state.pending`. The learning rate times the curvature, in
-        Adam's units, must stay below 1 (see docs/parallel.md).
+        Adam's units, must stay below 1 (see docs/staleness.md).
 
     Returns:
       The step: ``state = step.init(params, key)``, ``state, metrics = step(state,

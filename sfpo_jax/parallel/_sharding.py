@@ -84,6 +84,16 @@ class Layout(NamedTuple):
 
         return jax.tree.map(cut_out, self.cuts, params)
 
+    def parts(self) -> list[jax.Array | None]:
+        """Which part of each leaf this device updates, None: all do the same."""
+        cuts = jax.tree.leaves(self.cuts)
+        found = []
+        for cut, own in zip(cuts, self.split.cuts_of(cuts), strict=True):
+            axes = self.split.axes if own >= 0 else ()
+            axes += self.axes if cut >= 0 else ()
+            found.append(lax.axis_index(axes) if axes else None)
+        return found
+
     def kept(self, updated: Any) -> Any:
         """What this device keeps, from what it updated."""
         return self._gather(updated) if self.kind == "states" else updated

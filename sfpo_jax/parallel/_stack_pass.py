@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sfpo_jax.collectives import is_float
 from sfpo_jax.memory import Halves
 from sfpo_jax.parallel._offload import (
     Offload,
@@ -68,7 +69,7 @@ class StackPass:
     ) -> None:
         self._block, self._depth = block, depth
         self._microbatches = microbatches
-        self._runs = _as_runs(recompute, depth)
+        self._runs = as_runs(recompute, depth)
         self._fetch, self._ahead = fetch, ahead
         self._learn = learn
         self._is_far = bool(offload)
@@ -264,16 +265,21 @@ class StackPass:
         return each(fn, parts, self._microbatches)
 
 
-def _as_runs(recompute: Any, depth: int) -> list[tuple[int, int, Recompute]]:
+def as_runs(recompute: Any, depth: int) -> list[tuple[int, int, Recompute]]:
     """(first layer, the one behind the last, what is computed again) of each run.
 
     Raises:
-      ValueError: runs that do not have as many layers as the stack.
+      ValueError: runs that do not have as many layers as the stack, or an unknown word.
     """
     if isinstance(recompute, str) or not any(isinstance(r, tuple) for r in recompute):
-        return [(0, depth, recompute)]
+        recompute = ((depth, recompute),)
     runs, start = [], 0
     for layers, way in recompute:
+        if isinstance(way, str) and way not in ("full", "none"):
+            raise ValueError(
+                '`recompute` must be "full", "none" or a sequence of names, runs of '
+                f'them, or "auto", got {way!r}.'
+            )
         runs.append((start, start + layers, way))
         start += layers
     if start != depth:
@@ -309,20 +315,18 @@ def accumulate(
 
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, wide_dtype(s.dtype)), shapes)
     total, out = lax.scan(body, zeros, parts)
-    return jax.tree.map(
-        lambda t: t / microbatches if _is_float(t.dtype) else t, total
-    ), out
+    return jax.tree.map(lambda t: t / microbatches if is_float(t) else t, total), out
 
 
 def wide_dtype(dtype: Any) -> Any:
     """float32 for what is narrower; others as they are."""
-    is_narrow = _is_float(dtype) and jnp.dtype(dtype).itemsize < 4
+    is_narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
     return jnp.dtype(jnp.float32) if is_narrow else jnp.dtype(dtype)
 
 
 def as_gradient(grad: Any, param: jax.Array) -> jax.Array:
     """The gradient as an array: differentiation gives integers a float0."""
-    return grad if _is_float(param.dtype) else jnp.zeros_like(param)
+    return grad if is_float(param) else jnp.zeros_like(param)
 
 
 def floats_of(x: Any) -> list[jax.Array]:
@@ -339,14 +343,14 @@ def with_floats(x: Any, floats: list[jax.Array]) -> Any:
 def _split(x: Any) -> tuple[list[jax.Array], list[jax.Array], Callable[..., Any]]:
     """(floating leaves, the others, a function that joins such lists again)."""
     leaves, treedef = jax.tree.flatten(x)
-    is_float = [_is_float(leaf.dtype) for leaf in leaves]
+    marks = [is_float(leaf) for leaf in leaves]
 
     def join(floats: Sequence[Any], rest: Sequence[Any]) -> Any:
         a, b = iter(floats), iter(rest)
-        return treedef.unflatten([next(a) if f else next(b) for f in is_float])
+        return treedef.unflatten([next(a) if f else next(b) for f in marks])
 
-    floats = [x for x, f in zip(leaves, is_float, strict=True) if f]
-    rest = [x for x, f in zip(leaves, is_float, strict=True) if not f]
+    floats = [x for x, f in zip(leaves, marks, strict=True) if f]
+    rest = [x for x, f in zip(leaves, marks, strict=True) if not f]
     return floats, rest, join
 
 
@@ -369,7 +373,3 @@ def _check_alike(x: Any, y: Any) -> None:
 
 def _form(form: tuple[Any, ...] | None) -> str:
     return f"{form[1]}{list(form[0])}" if form else "nothing"
-
-
-def _is_float(dtype: Any) -> bool:
-    return bool(jnp.issubdtype(dtype, jnp.floating))

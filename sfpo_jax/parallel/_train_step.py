@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from sfpo_jax.memory import Keep, recomputed
 from sfpo_jax.parallel._clipping import clip_scale, scaled
-from sfpo_jax.parallel._leafwise import average, choose, next_step, rank_mean
+from sfpo_jax.parallel._leafwise import average, next_step, rank_mean
 from sfpo_jax.parallel._loss import LossFn, loss_and_grads
 from sfpo_jax.parallel._metrics import mean_metrics
 from sfpo_jax.parallel._mixing import check_shared, check_unmixed
@@ -146,7 +146,8 @@ class TrainStep(Step):
         new, new_held = apply_gradients(self._tx, grads, held, own)
         # A transformation sees its part alone, and could not agree with the others.
         if self._skip_nonfinite or layout.holders:
-            new, new_held = choose(finite, (new, new_held), (own, held))
+            applied, before = (new, new_held), (own, held)
+            new, new_held = optax.tree.where(finite, applied, before)
         return self._done(state, fresh, (new, new_held), norm, finite)
 
     def _differentiate(
@@ -220,7 +221,7 @@ class TrainStep(Step):
         if self._has_model_state:
             kept = finite if is_sound is None else is_sound
             model_state = average(model_state, axes)
-            model_state = choose(kept, model_state, state.model_state)
+            model_state = optax.tree.where(kept, model_state, state.model_state)
         skipped = state.skipped + (~finite).astype(jnp.int32)
         metrics = mean_metrics(fresh.loss, fresh.aux, axes)
         metrics |= {"grad_norm": norm, "skipped": skipped}

@@ -125,7 +125,9 @@ class UnitUpdate(NamedTuple):
 
         def transformed(held: UnitState) -> tuple[Any, UnitState]:
             updates, tx = run(sent.value, held.tx, wide(own))
-            new, rounding = self.rounding.apply(own, updates, held.rounding, key)
+            new, rounding = self.rounding.apply(
+                own, updates, held.rounding, key, layout.parts()
+            )
             return new, UnitState(tx, rounding)
 
         new, state = _where(layout, sent.finite, transformed, state, own)

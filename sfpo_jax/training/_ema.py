@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from sfpo_jax._validate import check_range
+from sfpo_jax.collectives import is_float
 
 
 class EmaState(NamedTuple):
@@ -80,14 +81,14 @@ class Ema:
         return EmaState(
             jnp.int32(0),
             jax.tree.map(
-                lambda p: jnp.zeros(p.shape, jnp.float32 if _is_float(p) else p.dtype),
+                lambda p: jnp.zeros(p.shape, jnp.float32 if is_float(p) else p.dtype),
                 params,
             ),
         )
 
     def _next(self, state: EmaState, params: Any) -> EmaState:
         def blend(mean: jax.Array, p: jax.Array) -> jax.Array:
-            if not _is_float(p):
+            if not is_float(p):
                 return p
             return mean + (p.astype(jnp.float32) - mean) * jnp.float32(1 - self._decay)
 
@@ -99,10 +100,6 @@ class Ema:
         weight = -jnp.expm1(count * jnp.log1p(jnp.float32(self._decay - 1)))
 
         def divide(mean: jax.Array, p: jax.Array) -> jax.Array:
-            return (mean / weight).astype(p.dtype) if _is_float(p) else mean
+            return (mean / weight).astype(p.dtype) if is_float(p) else mean
 
         return jax.tree.map(divide, state.mean, params)
-
-
-def _is_float(p: jax.Array) -> bool:
-    return jnp.issubdtype(p.dtype, jnp.floating)

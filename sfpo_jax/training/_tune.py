@@ -1,7 +1,7 @@
 """The rules of `sfpo_jax.tuning`, applied to a configuration, each with its reason."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from sfpo_jax import tuning
@@ -27,17 +27,18 @@ def tune_yaml(
     *,
     cards: int,
     base_cards: int = 1,
-    memory: BatchMemory | None = None,
+    memory: BatchMemory | Callable[[Mapping[str, int]], BatchMemory] | None = None,
     extension: float = 0.15,
     name: str = "<text>",
 ) -> Tuned:
-    """Fills in batch, learning rate, sparsity, steps and pieces for `cards` devices.
+    """Fills in batch, rate, sparsity, steps, pieces and depth for `cards` devices.
 
     Args:
       text: a YAML configuration that was found for `base_cards` devices.
       cards: devices of the run to come.
       base_cards: devices of the run that the numbers in the file were found for.
-      memory: what a sample takes; None leaves the batch to the square-root rule alone.
+      memory: what a sample takes, or a function that finds out for a mesh, {axis:
+        devices}; None leaves the batch to the square-root rule alone.
       extension: share of steps added for SFPO, 0.1 to 0.2.
       name: what to call the document in messages.
 
@@ -66,6 +67,9 @@ def tune_yaml(
         raise ConfigError(
             f"{name}: `parallel.mesh.op` {shared} does not divide {cards} devices"
         )
+    if callable(memory):
+        shares = {"data": cards // shared}
+        memory = memory({**shares, "op": shared} if shared > 1 else shares)
     multiple = cards // shared * int(given.number("parallel.microbatches", 1))
     edits: dict[str, Edit] = {}
     batch = _batch(edits, old_batch, cards, base_cards, shared, multiple, memory)
@@ -85,6 +89,8 @@ def tune_yaml(
     edits["train.steps"] = Edit(extended, f"{said}.")
     if given.has("parallel.operator.chunk_size"):
         edits["parallel.operator.chunk_size"] = _pieces(given)
+    if given.value("memory.gradient_release") is True and cards > 1:
+        edits["parallel.pipeline_depth"] = _depth(given, is_sfpo)
     edits = {key: edit for key, edit in edits.items() if given.has(key)}
     return Tuned(edit_yaml(text, edits, name), edits)
 
@@ -147,6 +153,25 @@ def _pieces(given: "_Given") -> Edit:
         new,
         f"at least twice the {depth} in flight and a multiple of op ({ranks}): "
         f"{bubble:.0f} % of the pipeline stand empty.",
+    )
+
+
+def _depth(given: "_Given", is_sfpo: bool) -> Edit:
+    # How many hosts there are is not known where the file leaves it to the run.
+    between = given.value("parallel.mesh.node", "hosts") != 1
+    shard = given.value("memory.shard", "none")
+    is_exact = not is_sfpo or between
+    turns = tuning.layer_transfers(shard, is_compressed=is_sfpo, is_exact=is_exact)
+    ways = [
+        "gradients" if shard == "none" else "gradients scattered",
+        *(["signs there", "signs back"] * is_sfpo),
+        *(["new weights gathered"] * (shard == "states")),
+    ]
+    ways = ways if is_exact or shard != "none" else ways[1:]
+    return Edit(
+        turns,
+        f"a turn for each transfer of a layer ({', '.join(ways)}), so that products "
+        "hide it; no more are taken than there are.",
     )
 
 

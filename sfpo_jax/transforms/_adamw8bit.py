@@ -202,7 +202,7 @@ def _adam(
         if target is not None:
             own = target.of([i])
             value = jnp.where(taken, own.moved([value])[0], own.params[0])
-        found[i] = (value, *_where(taken, new, [m, v]))
+        found[i] = (value, *optax.tree.where(taken, new, [m, v]))
     b1, b2, _ = numbers
     for dtype, places in together.items():
         corrected = _corrected(numbers, count, dtype)
@@ -253,7 +253,3 @@ def _corrected(
     b1, b2, eps = numbers
     root = jnp.sqrt(bias_correction(b2, count, dtype))
     return root / bias_correction(b1, count, dtype), eps * root
-
-
-def _where(condition: jax.Array, new: Any, old: Any) -> Any:
-    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)

@@ -8,21 +8,12 @@ well (Tang et al. 2019, "DoubleSqueeze", https://arxiv.org/abs/1905.05957).
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
-from jax import lax
 
-from sfpo_jax.collectives import (
-    AxisName,
-    WireLayout,
-    all_finite,
-    axis_names,
-    axis_size,
-    vary,
-    varying_axes,
-)
+from sfpo_jax.collectives import AxisName, WireLayout, axis_size, vary
 from sfpo_jax.compression import Compressor
 from sfpo_jax.transforms._exchange import Exchange
+from sfpo_jax.transforms._if_finite import reduce_if_finite
 from sfpo_jax.transforms._moments import load, resolve_kind, store
 from sfpo_jax.transforms._state import (
     PerRank,
@@ -117,12 +108,6 @@ def compressed_mean(
         work = chosen.working_dtype()
         warn_if_reduced(chosen.chosen(), axis_name)
 
-        def skip() -> tuple[list[jax.Array], CompressedMeanState]:
-            # Typed for `shard_map` as the mean would be: alike along `axis_name` only.
-            others = varying_axes(chosen.chosen()[0]) - set(axis_names(axis_name))
-            nans = [jnp.full(s, jnp.nan, work) for s in chosen.shapes()]
-            return vary(nans, tuple(others)), vary(state, axis_name)
-
         def reduce() -> tuple[list[jax.Array], CompressedMeanState]:
             buckets = layout_of(chosen).buckets(axis_size(axis_name))
             server, errors, held = None, [], ()
@@ -145,11 +130,8 @@ def compressed_mean(
             held = state.server_error._replace(tree=new[1])
             return mean.leaves, CompressedMeanState(PerRank(new[0]), held)
 
-        if is_finite:
-            means, state = reduce()
-        else:
-            taken = all_finite(chosen.chosen(), axis_name)
-            means, state = lax.cond(taken, reduce, skip)
-        return chosen.replace(means), state
+        old = vary(state, axis_name)
+        means, new = reduce_if_finite(reduce, chosen, old, axis_name, is_finite)
+        return chosen.replace(means), new
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

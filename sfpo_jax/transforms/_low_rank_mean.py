@@ -7,23 +7,19 @@ Distributed Optimization", https://arxiv.org/abs/1905.13727.
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
-from jax import lax
 
 from sfpo_jax._validate import Scalar, check_at_least, check_range, is_known
 from sfpo_jax.collectives import (
     MIN_COMPRESSION,
     AxisName,
     Factors,
-    all_finite,
-    axis_names,
     first_basis,
     plan_factors,
     reduce_low_rank,
     vary,
-    varying_axes,
 )
+from sfpo_jax.transforms._if_finite import reduce_if_finite
 from sfpo_jax.transforms._moments import load, resolve_kind, store
 from sfpo_jax.transforms._state import (
     MaskOrFn,
@@ -171,13 +167,6 @@ def low_rank_mean(
         thin = only(chosen, factors)
         warn_if_reduced(chosen.chosen(), axis_name)
 
-        def skip() -> tuple[list[jax.Array], LowRankMeanState]:
-            # Typed for `shard_map` as the mean would be: alike along `axis_name` only.
-            others = varying_axes(chosen.chosen()[0]) - set(axis_names(axis_name))
-            nans = [jnp.full(s, jnp.nan, work) for s in chosen.shapes()]
-            errors = vary(state.worker_error, axis_name)
-            return vary(nans, tuple(others)), state._replace(worker_error=errors)
-
         def reduce() -> tuple[list[jax.Array], LowRankMeanState]:
             values, held = chosen.widened(), []
             if error_feedback:
@@ -207,11 +196,8 @@ def low_rank_mean(
             errors = per_rank(thin.state(errors), axis_name)
             return means, new._replace(worker_error=PerRank(errors))
 
-        if is_finite:
-            means, state = reduce()
-        else:
-            taken = all_finite(chosen.chosen(), axis_name)
-            means, state = lax.cond(taken, reduce, skip)
-        return chosen.replace(means), state
+        old = state._replace(worker_error=vary(state.worker_error, axis_name))
+        means, new = reduce_if_finite(reduce, chosen, old, axis_name, is_finite)
+        return chosen.replace(means), new
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

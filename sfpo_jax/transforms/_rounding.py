@@ -36,21 +36,25 @@ _EXPONENT = np.uint32(0x7F800000)
 _UNITS = np.float32(2.0**-15)
 
 
+Parts = Sequence[jax.Array | None]
+
+
 class Rounding(NamedTuple):
     """How updates are added to weights: two pure functions.
 
     Attributes:
       init: params -> state: () for no state, else a tree with int8 of a leaf's shape
         for each bfloat16 leaf, `optax.MaskedNode()` for the others.
-      apply: (params, updates, state, key) -> (params, state). Updates are float32 or
-        bfloat16. bfloat16 weights are computed in float32 and rounded; other floating
-        leaves get the plain sum in their dtype, integer and boolean ones pass. `key` is
-        a PRNG key, another one in each step and for each layer and shard; None for no
-        rounding at random.
+      apply: (params, updates, state, key, parts=None) -> (params, state). Updates are
+        float32 or bfloat16. bfloat16 weights are computed in float32 and rounded; other
+        floating leaves get the plain sum in their dtype, integer and boolean ones pass.
+        `key` is a PRNG key, another one in each step and for each layer; None for no
+        rounding at random. `parts` are the numbers of the parts of the leaves that this
+        device has, int32[] in their order, None for those of which all have the same.
     """
 
     init: Callable[[Any], Any]
-    apply: Callable[[Any, Any, Any, Any], tuple[Any, Any]]
+    apply: Callable[..., tuple[Any, Any]]
 
 
 def make_rounding(kind: str | None) -> Rounding:
@@ -89,7 +93,9 @@ def make_rounding(kind: str | None) -> Rounding:
             params,
         )
 
-    def apply(params: Any, updates: Any, state: Any, key: Any) -> tuple[Any, Any]:
+    def apply(
+        params: Any, updates: Any, state: Any, key: Any, parts: Parts | None = None
+    ) -> tuple[Any, Any]:
         words = _key_words(key)
         if kind == "stochastic" and not words:
             raise ValueError(
@@ -100,9 +106,13 @@ def make_rounding(kind: str | None) -> Rounding:
         moves = treedef.flatten_up_to(updates)
         has_error = kind == "error_term"
         errors = treedef.flatten_up_to(state) if has_error else [None] * len(leaves)
+        parts = [None] * len(leaves) if parts is None else parts
         new = []
-        for place, (p, u, e) in enumerate(zip(leaves, moves, errors, strict=True)):
-            seed = make_seed(*words, jnp.uint32(place)) if words else None
+        for place, (p, u, e, part) in enumerate(
+            zip(leaves, moves, errors, parts, strict=True)
+        ):
+            own = () if part is None else (part,)
+            seed = make_seed(*words, jnp.uint32(place), *own) if words else None
             if kind is None or not _is_narrow(p):
                 new.append((_plain_sum(p, u), e))
             elif e is None:

@@ -177,9 +177,12 @@ def sparsify(
         cleared = [jnp.where(m, 0, u) for m, u in zip(masks, velocity, strict=False)]
 
         def keep(old: PerRank, values: list[jax.Array], is_used: bool) -> PerRank:
+            if not is_used:
+                return old
             held = _read(chosen, old, is_used, axis_name)
-            new = _where(finite & is_on, values, held) if is_used else []
-            return PerRank(chosen.state(per_rank(new, axis_name))) if is_used else old
+            new = [store(x, like) for x, like in zip(values, held, strict=True)]
+            new = optax.tree.where(finite & is_on, new, held)
+            return PerRank(chosen.state(per_rank(new, axis_name)))
 
         return chosen.replace(sent), SparsifyState(
             count=next_count,
@@ -194,14 +197,6 @@ def _read(
     chosen: Selection, node: PerRank, is_used: bool, axis_name: AxisName
 ) -> list[Any]:
     return own(chosen.read(node.tree), axis_name) if is_used else []
-
-
-def _where(
-    condition: jax.Array, new: Sequence[jax.Array], old: Sequence[Any]
-) -> list[Any]:
-    """Each new array, kept as the old one is, where the condition holds."""
-    kept = [store(n, o) for n, o in zip(new, old, strict=True)]
-    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), kept, list(old))
 
 
 def _is_fusible(leaves: Sequence[jax.Array], residual: Sequence[Any]) -> bool:

@@ -236,6 +236,36 @@ def extend_steps(steps: int, share: float = 0.15) -> int:
     return math.ceil(round(steps * (1 + share), 6))
 
 
+def layer_transfers(shard: str = "none", *, is_compressed: bool, is_exact: bool) -> int:
+    """Transfers of one layer in a layered step, and so the `pipeline_depth` to take.
+
+    Two transfers of a layer in the same turn of the backward loop wait for each other,
+    and the second has no product to run under: each wants a turn of its own. A depth
+    beyond them changes nothing.
+
+    Args:
+      shard: "none", "states" or "weights", as the step takes it.
+      is_compressed: whether signs go there and back over some axis.
+      is_exact: whether gradients are reduced exactly over some axis; shards are.
+
+    Raises:
+      ValueError: another `shard`.
+
+    Example:
+      >>> import sfpo_jax as sfpo
+      >>> sfpo.tuning.layer_transfers(is_compressed=False, is_exact=True)
+      1
+      >>> sfpo.tuning.layer_transfers("states", is_compressed=True, is_exact=False)
+      4
+    """
+    if shard not in ("none", "states", "weights"):
+        raise ValueError(
+            f'`shard` must be "none", "states" or "weights", got {shard!r}.'
+        )
+    scattered = int(is_exact or shard != "none")
+    return scattered + 2 * is_compressed + int(shard == "states")
+
+
 def tuned_chunk_size(chunk_size: int, prefetch_depth: int, op_size: int = 1) -> int:
     """The smallest number of pieces from `chunk_size` on that the chunk rule allows.
 

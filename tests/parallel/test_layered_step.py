@@ -201,6 +201,37 @@ def test_bfloat16_weights_follow_those_of_float32(rounding: str) -> None:
     assert alike(moved(nearest), true) < 0.5
 
 
+def test_shards_are_rounded_apart_and_whole_weights_alike() -> None:
+    """Equal weights and gradients: only what is drawn tells shards from each other."""
+    model = sfpo.LayeredModel(
+        embed=lambda outer, batch, key: batch["x"],
+        block=lambda layer, x, key: (
+            x + sum(jnp.sum(p.astype(jnp.float32)) for p in layer.values())
+        ),
+        loss=lambda outer, x, batch, key: jnp.mean(x),
+    )
+    step = sfpo.make_layered_train_step(
+        model,
+        optax.sgd(2**-10),
+        sfpo.make_mesh(),
+        rounding="stochastic",
+        shard="weights",
+    )
+    layers = {"cut": jnp.ones((1, RANKS * 4096)), "whole": jnp.ones((1, 64))}
+    layers = jax.tree.map(lambda p: p.astype(jnp.bfloat16), layers)
+    state = step.init({"outer": {}, "layers": layers})
+    state, _ = step(state, {"x": jnp.zeros(RANKS)})
+    cut, whole = (
+        [np.float32(part.data) for part in state.params["layers"][name].global_shards]
+        for name in layers
+    )
+    for place, part in enumerate(cut):
+        assert part.shape == (1, 4096) and 0.2 < np.mean(part < 1) < 0.3
+        assert not any(np.array_equal(part, other) for other in cut[:place])
+    for part in whole[1:]:
+        np.testing.assert_array_equal(part, whole[0])
+
+
 def test_dropout_repeats_in_recomputation() -> None:
     """With one key, both ways to get a gradient see the same dropped entries."""
     reached = []
@@ -266,6 +297,18 @@ def uneven() -> Any:
         (lambda: make().init({"w": np.ones(3)}), '`params` must be {"outer"'),
         (lambda: make().init(uneven()), r"\['down'\] has 3 .* \['bias'\]"),
         (lambda: make(has_key=True).init(parameters()), "`key` is missing"),
+        (
+            lambda: make(recompute={"encoder": "none"}).init(parameters()),
+            r"about the one stack of the model, got \['encoder'\]",
+        ),
+        (
+            lambda: make(recompute=[(1, "full"), (2, "some")]).init(parameters()),
+            '`recompute` must be "full", "none" or',
+        ),
+        (
+            lambda: make(recompute=[(2, "full"), (3, "none")]).init(parameters()),
+            "about 5 layers, the stack has 3",
+        ),
         (
             lambda: make(
                 tx=optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1))

@@ -1,5 +1,6 @@
 """A configuration for more devices, its reasons, and the command that prints it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -55,11 +56,61 @@ def test_memory_and_shares_bound_the_batch() -> None:
     assert "a multiple of 12" in reason
 
 
+@pytest.mark.parametrize(
+    ("op", "wanted"), [(1, {"data": 8}), (2, {"data": 4, "op": 2})]
+)
+def test_memory_is_measured_on_the_mesh_of_the_run(
+    op: int, wanted: dict[str, int]
+) -> None:
+    asked: list[Mapping[str, int]] = []
+
+    def measure(mesh_shape: Mapping[str, int]) -> BatchMemory:
+        asked.append(mesh_shape)
+        return BatchMemory("a100-40gb", 40e9, 8e9)
+
+    text = BERT + f"parallel: {{mesh: {{op: {op}}}}}\n"
+    tuned = tune_yaml(text, cards=8, memory=measure)
+    assert asked == [wanted]
+    assert tuned.edits["data.batch_size"].value == 4 * wanted["data"]
+
+
 def test_dense_runs_are_not_extended() -> None:
     text = BERT + "communication: {compression: {algorithm: none}}\n"
     tuned = tune_yaml(text, cards=8)
     assert tuned.edits["train.steps"].value == 1000
     assert "sparsity.base" not in tuned.edits
+
+
+@pytest.mark.parametrize(
+    ("more", "turns", "said"),
+    [
+        ("memory: {gradient_release: false}\n", None, ""),
+        (
+            "memory: {gradient_release: true}\n",
+            3,
+            "(gradients, signs there, signs back)",
+        ),
+        (
+            "memory: {gradient_release: true, shard: states}\n",
+            4,
+            "(gradients scattered, signs there, signs back, new weights gathered)",
+        ),
+        (
+            "memory: {gradient_release: true}\n"
+            "communication: {compression: {algorithm: none}}\n",
+            1,
+            "(gradients)",
+        ),
+    ],
+)
+def test_a_turn_for_each_transfer(more: str, turns: int | None, said: str) -> None:
+    tuned = tune_yaml(BERT + "parallel: {pipeline_depth: 2}\n" + more, cards=8)
+    edit = tuned.edits.get("parallel.pipeline_depth")
+    if turns is None or edit is None:
+        assert turns is None and edit is None
+        return
+    assert edit.value == turns and said in edit.reason
+    assert parse_yaml(tuned.text)["parallel"]["pipeline_depth"] == turns
 
 
 @pytest.mark.parametrize(
