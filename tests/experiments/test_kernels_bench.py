@@ -63,6 +63,7 @@ def test_the_table_has_copies_and_steps() -> None:
 
     text = kernels.markdown(
         {
+            "machine": "EPYC (AVX2)",
             "cores": 2,
             "repeats": 1,
             "rows": [
@@ -76,6 +77,7 @@ def test_the_table_has_copies_and_steps() -> None:
             "steps": [timing("SGD", 0.05), timing("SFPO", 0.07)],
         }
     )
+    assert text.startswith("EPYC (AVX2), 2 cores, shared;")
     assert "| server | 1 million | 16 million |" in text
     assert "| native | 15 ms (1.5) | 15 ms (1.5) |" in text
     assert "| SFPO | 70.0 ms | 20.0 ms |" in text

@@ -184,6 +184,5 @@ def test_what_is_wrong_is_said_in_one_line(run: Any, error: Any, said: str) -> N
 
 
 def test_runs_that_are_not_of_the_stack_are_refused() -> None:
-    step, *args = models.layered_step(recompute=((2, "full"), (1, "none")))
     with pytest.raises(ValueError, match="about 3 layers, the stack has 5"):
-        step.trace(*args)
+        models.layered_step(recompute=((2, "full"), (1, "none")))
