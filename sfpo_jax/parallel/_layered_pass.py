@@ -201,10 +201,10 @@ def check_recompute(recompute: Any, depths: Mapping[str, int]) -> None:
       ValueError: stacks that the model does not have, or lacks, runs of other depths.
     """
     if isinstance(recompute, Mapping) and set(recompute) != set(depths):
-        wanted = f"the stacks {sorted(depths)}" if all(depths) else "the one stack"
-        raise ValueError(
-            f"`recompute` must be about {wanted} of the model, got {sorted(recompute)}."
-        )
+        wanted = f"a dict of the stacks {sorted(depths)}"
+        if not all(depths):  # the only one has no name
+            wanted = "one choice, as the model has one stack"
+        raise ValueError(f"`recompute` must be {wanted}, got {sorted(recompute)}.")
     for name, depth in depths.items():
         as_runs(_recompute_of(recompute, name), depth)
 

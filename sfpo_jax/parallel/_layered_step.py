@@ -41,7 +41,7 @@ from sfpo_jax.parallel._sharding import (
     given_axes,
     make_layout,
 )
-from sfpo_jax.parallel._stack_pass import Recompute, Runs
+from sfpo_jax.parallel._stack_pass import Recompute, Runs, as_runs
 from sfpo_jax.parallel._step import Step, TrainState
 from sfpo_jax.parallel._unit_update import UnitUpdate, wide_shapes
 from sfpo_jax.transforms import make_rounding
@@ -355,11 +355,8 @@ def make_layered_train_step(
     check_at_least("weight_prefetch", weight_prefetch, 0, "layers gathered ahead")
     check_at_least("pipeline_depth", pipeline_depth, 0, "layers in flight")
     check_max_norm(max_norm)
-    if isinstance(recompute, str) and recompute not in ("full", "none", AUTO):
-        raise ValueError(
-            f'`recompute` must be "full", "none" or a sequence of names, runs of them, '
-            f'or "auto", got {recompute!r}.'
-        )
+    if isinstance(recompute, str) and recompute != AUTO:
+        as_runs(recompute, depth=1)  # its word is looked at before parameters are seen
     check_shard(shard, shard_axes, mesh)
     return LayeredTrainStep(
         model,

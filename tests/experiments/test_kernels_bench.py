@@ -57,6 +57,13 @@ def test_what_is_too_large_or_absent_is_left_out() -> None:
     assert ran == ["any"] * 4
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"), [("sse2", "EPYC"), ("avx avx2 avx512f", "EPYC (AVX-512)")]
+)
+def test_the_processor_is_named(flags: str, said: str) -> None:
+    assert kernels.machine(f"model name\t: EPYC\nflags\t\t: fpu {flags}\n") == said
+
+
 def test_the_table_has_copies_and_steps() -> None:
     def timing(name: str, seconds: float) -> dict[str, object]:
         return {"name": name, "seconds": seconds, "runs": 1}

@@ -315,7 +315,9 @@ def test_two_hosts_over_loopback(tmp_path: Path) -> None:
             "train", name="onebit", rate=1e-3, steps=3, warmup=1, every=1
         )[0]
     dense = wire["dense"]["compressed"]
-    assert wire["onebit"]["compressed"] == wire["unmasked"]["compressed"] < dense / 20
+    assert wire["onebit"]["compressed"] < dense / 20
+    # Mask and Adam each ask the ranks whether all of the gradient is finite.
+    assert wire["onebit"]["compressed"] == wire["unmasked"]["compressed"] + 4
     assert wire["zero_one"]["compressed"] < wire["onebit"]["compressed"] / 2
     assert wire["low_rank"]["compressed"] < dense / 10
     assert len(points) == 4 and points[-1]["loss"] > 0

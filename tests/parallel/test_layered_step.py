@@ -299,7 +299,7 @@ def uneven() -> Any:
         (lambda: make(has_key=True).init(parameters()), "`key` is missing"),
         (
             lambda: make(recompute={"encoder": "none"}).init(parameters()),
-            r"about the one stack of the model, got \['encoder'\]",
+            r"must be one choice, as the model has one stack, got \['encoder'\]",
         ),
         (
             lambda: make(recompute=[(1, "full"), (2, "some")]).init(parameters()),
